@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Cross-build with Debian's gcc-aarch64-linux-gnu; ctest runs what it built under qemu-user.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+find_program(UCCL_EP_QEMU NAMES qemu-aarch64 qemu-aarch64-static)
+if(UCCL_EP_QEMU)
+    set(CMAKE_CROSSCOMPILING_EMULATOR ${UCCL_EP_QEMU};-L;/usr/aarch64-linux-gnu)
+endif()
