@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import cffi
 
 HEADER = "uccl_ep/uccl_ep.h"
 
-# Called by the library, implemented in uccl_ep/_native.py.
+# Called by the library, implemented in uccl_ep/communicator.py.
 CALLBACKS = """
 extern "Python" int uccl_ep_py_allgather(void *context, const void *mine, uint32_t bytes, void *all,
                                          uint64_t timeout_ns, char *text);
@@ -103,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,8 +3,8 @@
 
 Start at `Communicator` (uccl_ep/communicator.py) and `uccl_ep.bootstrap`. docs/contract.md says what may be relied on.
 
-Names are loaded when they are first used: importing the package costs next to nothing, so that a pytest plugin or a command
-line that only wants the version does not load numpy.
+Names are loaded when they are first used: importing the package costs next to nothing, so that a pytest plugin, or a
+command line that only wants the version, does not load numpy.
 """
 
 from __future__ import annotations

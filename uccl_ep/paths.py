@@ -12,8 +12,8 @@ def installed_dir() -> Path:
     spec = find_spec("uccl_ep._core")
     if spec is None or spec.origin is None:
         raise ImportError(
-            "uccl_ep._core is missing: this is the source tree, not an installation. Run `make build` and use .venv/bin/python "
-            "from another folder, or install with `pip install .`"
+            "uccl_ep._core is missing: this is the source tree, not an installation. Run `make build` and start "
+            ".venv/bin/python from another folder, or install with `pip install .`"
         )
     return Path(spec.origin).parent
 

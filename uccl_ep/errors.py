@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, as a tree.
+
+UcclEpError (RuntimeError)
+ +-- CommandError (ValueError)           a call or a command is not valid: E_INVALID, E_RANGE, E_ALIGNMENT, E_MALFORMED
+ +-- DeadlineExceeded (TimeoutError)     E_DEADLINE
+ +-- PeerLost (ConnectionError)          E_PEER_LOST: exclude the peer, or reset
+ +-- ChannelClosed                       E_CLOSED: the channel, or the way to a peer on it; a closed communicator
+ +-- Aborted                             E_ABORTED: only close() is left
+ +-- BootstrapError (ConnectionError)    E_BOOTSTRAP: the ranks could not be brought together
+ +-- ForkedError                         E_FORKED: a communicator was used in a forked child
+ +-- OutOfMemory (MemoryError)           E_NO_MEMORY
+ +-- RegistrationError                   E_REGISTRATION: the NIC cannot reach this memory
+ +-- CapabilityError                     E_CAPABILITY: the NIC does not promise it
+ +-- NicError                            E_NIC: with the vendor's code
+ +-- NoDevice                            E_NO_DEVICE
+ +-- NotABackend                         E_NOT_A_BACKEND
+ +-- AbiMismatch                         E_ABI
+ +-- BackendFault                        E_BACKEND: a bug of the backend
+ +-- Unsupported                         E_UNSUPPORTED
+ +-- SystemError_ (OSError)              E_SYSTEM: the operating system refused
+
+Every one carries `record`, the facts (who, whom, which command), and `advice`, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _native
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """One failure (ERR-2). None: does not apply."""
+
+    status: int
+    rank: int | None = None
+    peer: int | None = None
+    channel: int | None = None
+    op: str | None = None
+    ticket: int | None = None
+    incarnation: int = 0
+    vendor_code: int = 0
+    clause: str = ""
+    nic: str = ""
+    text: str = ""
+    time_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        """As in status.h: "E_RANGE"."""
+        return _native.status_name(self.status)
+
+    def where(self) -> str:
+        """ "rank 0, peer 3, channel 1, ticket 17, put; SIG-2; NIC mlx5_0 code 12" """
+        facts = [
+            f"{label} {value}"
+            for label, value in (
+                ("rank", self.rank),
+                ("peer", self.peer),
+                ("channel", self.channel),
+                ("ticket", self.ticket),
+            )
+            if value is not None
+        ]
+        if self.op:
+            facts.append(self.op)
+        groups = [", ".join(facts), self.clause]
+        if self.vendor_code:
+            groups.append(f"NIC {self.nic or 'unknown'} code {self.vendor_code}")
+        return "; ".join(group for group in groups if group)
+
+
+class UcclEpError(RuntimeError):
+    """Root of the tree. Made from a record of the library, or from a text for what is found in Python."""
+
+    status = "E_INVALID"
+
+    def __init__(self, what: str | ErrorRecord, **facts: Any) -> None:
+        if isinstance(what, str):
+            what = ErrorRecord(status=_native.status_value(self.status), text=what, **facts)
+        self.record = what
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        where = self.record.where()
+        text = self.record.text or self.advice
+        return f"{self.name}: {text} [{where}]" if where else f"{self.name}: {text}"
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def advice(self) -> str:
+        """What this kind of failure means and what to do, from status.h."""
+        return _native.status_text(self.record.status)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.record,)
+
+
+class CommandError(UcclEpError, ValueError):
+    status = "E_INVALID"
+
+
+class DeadlineExceeded(UcclEpError, TimeoutError):
+    status = "E_DEADLINE"
+
+
+class PeerLost(UcclEpError, ConnectionError):
+    status = "E_PEER_LOST"
+
+
+class ChannelClosed(UcclEpError):
+    status = "E_CLOSED"
+
+
+class Aborted(UcclEpError):
+    status = "E_ABORTED"
+
+
+class BootstrapError(UcclEpError, ConnectionError):
+    status = "E_BOOTSTRAP"
+
+
+class ForkedError(UcclEpError):
+    status = "E_FORKED"
+
+
+class OutOfMemory(UcclEpError, MemoryError):
+    status = "E_NO_MEMORY"
+
+
+class RegistrationError(UcclEpError):
+    status = "E_REGISTRATION"
+
+
+class CapabilityError(UcclEpError):
+    status = "E_CAPABILITY"
+
+
+class NicError(UcclEpError):
+    status = "E_NIC"
+
+
+class NoDevice(UcclEpError):
+    status = "E_NO_DEVICE"
+
+
+class NotABackend(UcclEpError):
+    status = "E_NOT_A_BACKEND"
+
+
+class AbiMismatch(UcclEpError):
+    status = "E_ABI"
+
+
+class BackendFault(UcclEpError):
+    status = "E_BACKEND"
+
+
+class Unsupported(UcclEpError):
+    status = "E_UNSUPPORTED"
+
+
+class SystemError_(UcclEpError, OSError):
+    status = "E_SYSTEM"
+
+
+_BY_NAME: dict[str, type[UcclEpError]] = {kind.status: kind for kind in UcclEpError.__subclasses__()}
+# Kinds of wrong command share a class; `name` tells them apart.
+for _name in ("E_RANGE", "E_ALIGNMENT", "E_MALFORMED"):
+    _BY_NAME[_name] = CommandError
+
+
+def from_record(record: ErrorRecord) -> UcclEpError:
+    return _BY_NAME.get(record.name, UcclEpError)(record)
+
+
+def nearest(value: str, valid: Iterable[str]) -> str:
+    """'known: a, b, c; did you mean "b"?': what a refusal of a name should end with."""
+    names = sorted(valid)
+    known = "known: " + (", ".join(names) if names else "none")
+    close = difflib.get_close_matches(value.lower(), names, n=1)
+    return f"{known}; did you mean {close[0]!r}?" if close else known
