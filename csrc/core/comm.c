@@ -1,0 +1,558 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm.c: a communicator from create to destroy.
+ *
+ * create is a sequence of collective steps (exchange.c): open and register, connect, import, start. A rank on which a step failed still goes
+ * to the end of that step, so that all ranks leave together, each with the reason.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* ------------------------------------------------------------------------------------------------- what ranks tell each other */
+
+/* Step 1: do we want the same thing, and what does each NIC promise? */
+typedef struct hello {
+    uint64_t heap_bytes, first_ticket;
+    uint32_t signals, channels, ring_log2, granularity, proxies, strategy, heap_kind, backend_abi;
+    char backend[64];
+    uccl_ep_caps caps;
+} hello;
+
+typedef struct blob {
+    uint32_t bytes;
+    uint8_t data[UCCL_EP_MAX_BLOB_BYTES];
+} blob;
+
+static const uccl_ep_region used_regions[] = {UCCL_EP_REGION_HEAP, UCCL_EP_REGION_SIGNALS};
+#define USED_REGIONS (sizeof used_regions / sizeof *used_regions)
+
+static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_rank, uint32_t rank) {
+#define SAME(field, what)                                                                                              \
+    if (mine->field != other->field)                                                                                   \
+        return fail_local(UCCL_EP_E_BOOTSTRAP, "", "rank %u has %s %llu and rank %u has %llu: all ranks must agree",   \
+                          my_rank, what, (unsigned long long)mine->field, rank, (unsigned long long)other->field);
+    if (strncmp(mine->backend, other->backend, sizeof mine->backend))
+        return fail_local(UCCL_EP_E_BOOTSTRAP, "", "rank %u uses the backend %.64s and rank %u %.64s: all ranks must agree",
+                          my_rank, mine->backend, rank, other->backend);
+    SAME(heap_bytes, "heap_bytes")
+    SAME(signals, "signals")
+    SAME(channels, "channels")
+    SAME(proxies, "proxies")
+    SAME(granularity, "granularity")
+    SAME(strategy, "strategy")
+#undef SAME
+    return UCCL_EP_OK;
+}
+
+static uint64_t smaller_of(uint64_t a, uint64_t b) { return !a ? b : !b ? a : a < b ? a : b; }
+
+/* The promises that hold on both ends. A duty (IMM_NEEDS_RECEIVE) holds if either end has it. */
+static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
+    const uint64_t duties = UCCL_EP_CAP_IMM_NEEDS_RECEIVE;
+    w->flags = ((w->flags & other->flags) & ~duties) | ((w->flags | other->flags) & duties);
+    if (other->completion_level < w->completion_level) w->completion_level = other->completion_level;
+    if (other->immediate_bits < w->immediate_bits) w->immediate_bits = other->immediate_bits;
+    if (other->write_alignment > w->write_alignment) w->write_alignment = other->write_alignment;
+    w->max_message_bytes = smaller_of(w->max_message_bytes, other->max_message_bytes);
+}
+
+/* --------------------------------------------------------------------------------------------------------------------- memory */
+
+static uint64_t page_up(uint64_t bytes) {
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+static uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const char *clause, const char *what) {
+    const char *why = host_fail_text();
+    fail_local(status, clause, "%s: %s failed: %.180s", comm->backend->name, what,
+               why[0] ? why : uccl_ep_status_text(status));
+    snprintf(last_error_slot()->nic, sizeof last_error_slot()->nic, "%s", comm->device_info.name);
+    return status;
+}
+
+static uccl_ep_status allocate(uccl_ep_comm *comm, uint64_t bytes, void **base) {
+    const uint32_t flags = (comm->config.flags & UCCL_EP_CONFIG_HUGE_PAGES_ON    ? UCCL_EP_ALLOC_HUGE_ON
+                            : comm->config.flags & UCCL_EP_CONFIG_HUGE_PAGES_OFF ? UCCL_EP_ALLOC_HUGE_OFF
+                                                                                 : UCCL_EP_ALLOC_HUGE_AUTO) |
+                           (comm->config.flags & UCCL_EP_CONFIG_LOCK_MEMORY ? UCCL_EP_ALLOC_LOCK : 0);
+    *base = NULL;
+    host_fail_clear();
+    if (comm->caps.flags & UCCL_EP_CAP_OWN_MEMORY && comm->backend->memory_alloc) {
+        const uccl_ep_status status = comm->backend->memory_alloc(comm->device, bytes, flags, base);
+        return status == UCCL_EP_OK ? status : backend_failed(comm, status, "MEM-1", "allocating memory");
+    }
+    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED)
+        return fail_local(UCCL_EP_E_NO_MEMORY, "MEM-1",
+                          "mmap of %llu bytes failed: ask for a smaller heap, or raise the limit of address space (ulimit -v)",
+                          (unsigned long long)bytes);
+    if (flags & UCCL_EP_ALLOC_LOCK && mlock(mapped, bytes)) {
+        munmap(mapped, bytes);
+        return fail_local(UCCL_EP_E_NO_MEMORY, "MEM-1",
+                          "%llu bytes cannot be locked: raise the limit of locked memory (ulimit -l)", (unsigned long long)bytes);
+    }
+    *base = mapped;
+    return UCCL_EP_OK;
+}
+
+static void release(uccl_ep_comm *comm, void *base, uint64_t bytes) {
+    if (!base) return;
+    if (comm->caps.flags & UCCL_EP_CAP_OWN_MEMORY && comm->backend->memory_free)
+        comm->backend->memory_free(comm->device, base, bytes);
+    else
+        munmap(base, bytes);
+}
+
+static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region, void *base, uint64_t bytes) {
+    uccl_ep_memory memory = {.size = sizeof memory, .base = base, .bytes = bytes, .dmabuf_fd = -1};
+    if (region == UCCL_EP_REGION_HEAP) {
+        memory.kind = comm->config.heap_kind;
+        memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
+        if (comm->config.heap_dmabuf_fd) memory.dmabuf_fd = comm->config.heap_dmabuf_fd - 1;
+    } else {
+        memory.access = UCCL_EP_ACCESS_REMOTE_ATOMIC;
+    }
+    if (comm->caps.max_region_bytes && bytes > comm->caps.max_region_bytes)
+        return fail_local(UCCL_EP_E_REGISTRATION, "MEM-1", "a region of %llu bytes: %s registers at most %llu",
+                          (unsigned long long)bytes, comm->device_info.name, (unsigned long long)comm->caps.max_region_bytes);
+    host_fail_clear();
+    const uccl_ep_status status = comm->backend->region_register(comm->device, region, &memory);
+    if (status != UCCL_EP_OK)
+        return backend_failed(comm, status, "MEM-1",
+                              region == UCCL_EP_REGION_HEAP ? "registering the heap" : "registering the signal words");
+    comm->registered[region] = true;
+    return UCCL_EP_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- rings and proxies */
+
+static void *zeroed(size_t bytes) {
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, bytes ? bytes : 64)) return NULL;
+    return memset(memory, 0, bytes);
+}
+
+static uint32_t channels_of(const uccl_ep_comm *comm, uint32_t proxy_index) {
+    const uint32_t n = comm->channels, proxies = comm->config.proxies;
+    return n / proxies + (proxy_index < n % proxies);
+}
+
+static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t first_counter) {
+    const uccl_ep_config *config = &comm->config;
+    struct proxy *p = &comm->proxies[index];
+    p->comm = comm;
+    p->index = index;
+    p->channels = channels_of(comm, index);
+    p->size = comm->size;
+    p->ring_log2 = config->ring_log2;
+    /* Twice the ring, so that a stalled target can hold a ring's worth and the others still flow; in cache, so not more. */
+    p->window_log2 = config->ring_log2 + 1 < 6 ? 6 : config->ring_log2 + 1 > 12 ? 12 : config->ring_log2 + 1;
+    p->channel = zeroed(p->channels * sizeof *p->channel);
+    p->entries = zeroed(((size_t)p->channels << p->window_log2) * sizeof *p->entries);
+    p->peers = zeroed(comm->size * sizeof *p->peers);
+    p->active = zeroed(comm->size * sizeof *p->active);
+    p->busy = zeroed((comm->size + 63) / 64 * sizeof *p->busy);
+    p->trace = zeroed(TRACE_ENTRIES * sizeof *p->trace);
+    if (!p->channel || !p->entries || !p->peers || !p->active || !p->busy || !p->trace)
+        return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for proxy %u", index);
+    for (uint32_t target = 0; target < comm->size; target++) {
+        struct peer *q = &p->peers[target];
+        q->head = q->issue = q->tail = NONE;
+    }
+    for (uint32_t i = 0; i < p->channels; i++) {
+        struct channel *c = &p->channel[i];
+        c->index = index + i * config->proxies;
+        c->granularity = config->granularity;
+        c->window = &p->entries[(size_t)i << p->window_log2];
+        c->counters = &comm->counters[first_counter + i];
+        c->producer = zeroed(sizeof *c->producer);
+        c->slots = zeroed(sizeof *c->slots << config->ring_log2);
+        if (!c->producer || !c->slots) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the ring of a channel");
+        const uint64_t first = config->first_ticket;
+        uccl_ep_ring_format(c->slots, config->ring_log2, first);
+        c->taken = c->source = c->complete = first;
+        c->producer->head = c->producer->tail_cache = first;
+        *c->counters = (uccl_ep_ring_counters){.tail = first, .source = first, .complete = first, .failed = UCCL_EP_NO_TICKET};
+        comm->channel_of[c->index] = c;
+        comm->rings[c->index] = (uccl_ep_ring){.codec_version = UCCL_EP_CODEC_VERSION,
+                                               .log2_slots = config->ring_log2,
+                                               .granularity = config->granularity,
+                                               .channel = c->index,
+                                               .first_ticket = first,
+                                               .slots = c->slots,
+                                               .producer = c->producer,
+                                               .counters = c->counters};
+    }
+    return UCCL_EP_OK;
+}
+
+/* What the NIC's promises and the limits make of a proxy. */
+static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_caps *agreed) {
+    const uccl_ep_config *config = &comm->config;
+    p->max_inflight_peer = config->max_inflight_peer;
+    p->max_inflight = config->max_inflight;
+    p->max_inflight_bytes = config->max_inflight_bytes;
+    p->max_message_bytes = config->max_message_bytes;
+    p->max_batch = comm->caps.max_batch && comm->caps.max_batch < BATCH_OPERATIONS ? comm->caps.max_batch : BATCH_OPERATIONS;
+    p->heap_bytes = config->heap_bytes;
+    p->signals = config->signals;
+    p->hold = comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD;
+    p->merge = !(config->flags & UCCL_EP_CONFIG_NO_MERGE);
+    p->error_stops = agreed->flags & UCCL_EP_CAP_ERROR_STOPS;
+    p->in_order = agreed->flags & UCCL_EP_CAP_COMPLETES_IN_ORDER && p->error_stops;
+    p->unsignalled = p->in_order && agreed->flags & UCCL_EP_CAP_UNSIGNALLED;
+    p->signal_every = p->max_inflight_peer / 4 < 32 ? p->max_inflight_peer / 4 : 32;
+    if (!p->signal_every) p->signal_every = 1;
+}
+
+static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
+    const uccl_ep_endpoint_config config = {.size = sizeof config,
+                                            .index = p->index,
+                                            .rank = comm->rank,
+                                            .peers = comm->size,
+                                            .inflight_peer = comm->config.max_inflight_peer,
+                                            .inflight = comm->config.max_inflight,
+                                            .max_message_bytes_used = comm->config.max_message_bytes};
+    host_fail_clear();
+    const uccl_ep_status status = comm->backend->endpoint_open(comm->device, &config, &p->endpoint);
+    return status == UCCL_EP_OK ? status : backend_failed(comm, status, "", "opening an endpoint");
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ connecting */
+
+uccl_ep_status endpoint_blob(uccl_ep_comm *comm, struct proxy *p, void *out) {
+    blob *b = out;
+    b->bytes = sizeof b->data;
+    host_fail_clear();
+    const uccl_ep_status status = comm->backend->endpoint_address(p->endpoint, b->data, &b->bytes);
+    if (status != UCCL_EP_OK) return backend_failed(comm, status, "", "reading an endpoint's address");
+    if (b->bytes > sizeof b->data)
+        return fail_local(UCCL_EP_E_BACKEND, "", "%s wrote more than a blob holds", comm->backend->name);
+    return UCCL_EP_OK;
+}
+
+size_t blob_size(void) { return sizeof(blob); }
+
+/* Connect every endpoint to the peers in `wanted`, all of them at once, within the bootstrap deadline. */
+uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bool *wanted) {
+    const uccl_ep_backend *backend = comm->backend;
+    const uint32_t proxies = comm->config.proxies;
+    const blob *all = addresses; /* [size][proxies] */
+    bool *waiting = calloc((size_t)comm->size * proxies, sizeof *waiting);
+    if (!waiting) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to connect");
+    uccl_ep_status status = UCCL_EP_OK;
+    size_t left = 0;
+    host_fail_clear();
+    for (uint32_t target = 0; target < comm->size && status == UCCL_EP_OK; target++) {
+        if (!wanted[target]) continue;
+        for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++) {
+            const blob *b = &all[(size_t)target * proxies + i];
+            if (b->bytes > sizeof b->data)
+                status = fail_local(UCCL_EP_E_BOOTSTRAP, "", "the address of rank %u is not one", target);
+            else if ((status = backend->connect(comm->proxies[i].endpoint, target, b->data, b->bytes)) != UCCL_EP_OK)
+                backend_failed(comm, status, "ERR-1", "connecting");
+            else
+                waiting[(size_t)target * proxies + i] = true, left++;
+            if (status != UCCL_EP_OK) last_error_slot()->peer = target;
+        }
+    }
+    const uint64_t deadline = deadline_of(comm, comm->config.bootstrap_timeout_ns);
+    backoff b = {.turns = 0};
+    while (left && status == UCCL_EP_OK) {
+        const size_t before = left;
+        for (uint32_t k = 0; k < comm->size * proxies && status == UCCL_EP_OK; k++) {
+            if (!waiting[k]) continue;
+            host_fail_clear();
+            const uccl_ep_status got = backend->connect_poll(comm->proxies[k % proxies].endpoint, k / proxies);
+            if (got == UCCL_EP_IN_PROGRESS) {
+                if (comm_now(comm) < deadline) continue;
+                status = fail_local(UCCL_EP_E_DEADLINE, "ERR-1", "rank %u did not connect within the bootstrap timeout",
+                                    k / proxies);
+            } else if (got != UCCL_EP_OK) {
+                status = backend_failed(comm, got, "ERR-1", "connecting");
+            }
+            if (status != UCCL_EP_OK) last_error_slot()->peer = k / proxies;
+            waiting[k] = false, left--;
+        }
+        if (left == before) backoff_pause(&b);
+    }
+    free(waiting);
+    return status;
+}
+
+uccl_ep_status region_blobs(uccl_ep_comm *comm, void *out) {
+    blob *blobs = out; /* [USED_REGIONS] */
+    for (size_t i = 0; i < USED_REGIONS; i++) {
+        blobs[i].bytes = sizeof blobs[i].data;
+        host_fail_clear();
+        const uccl_ep_status status =
+            comm->backend->region_export(comm->device, used_regions[i], blobs[i].data, &blobs[i].bytes);
+        if (status != UCCL_EP_OK) return backend_failed(comm, status, "MEM-1", "exporting a region");
+        if (blobs[i].bytes > sizeof blobs[i].data)
+            return fail_local(UCCL_EP_E_BACKEND, "", "%s wrote more than a blob holds", comm->backend->name);
+    }
+    return UCCL_EP_OK;
+}
+
+size_t region_blobs_size(void) { return USED_REGIONS * sizeof(blob); }
+
+uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *wanted) {
+    const blob *all = blobs; /* [size][USED_REGIONS] */
+    for (uint32_t target = 0; target < comm->size; target++) {
+        for (size_t i = 0; i < USED_REGIONS && wanted[target]; i++) {
+            const blob *b = &all[(size_t)target * USED_REGIONS + i];
+            host_fail_clear();
+            uccl_ep_status status = UCCL_EP_E_BOOTSTRAP;
+            if (b->bytes <= sizeof b->data)
+                status = comm->backend->region_import(comm->device, target, used_regions[i], b->data, b->bytes);
+            if (status == UCCL_EP_OK) continue;
+            backend_failed(comm, status, "MEM-1", "reaching the memory of a peer");
+            last_error_slot()->peer = target;
+            return status;
+        }
+    }
+    return UCCL_EP_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------------- create */
+
+static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap) {
+    uccl_ep_status status = config_fill(comm, config, bootstrap);
+    if (status != UCCL_EP_OK) return status;
+    uccl_ep_config *c = &comm->config;
+    if ((status = backend_load(c->backend, &comm->backend)) != UCCL_EP_OK) return status;
+
+    host_init(&comm->host, comm);
+    comm->caps.size = sizeof comm->caps;
+    host_fail_clear();
+    status = comm->backend->device_open(&comm->host, c->device, c->backend_options, &comm->device, &comm->caps);
+    if (status != UCCL_EP_OK) return backend_failed(comm, status, "MEM-1", "opening the NIC");
+    /* Who it is, for records and scorecards: the device of that name, or the first one. */
+    for (uint32_t i = 0; i < 1024; i++) {
+        uccl_ep_device_info info = {.size = sizeof info, .caps.size = sizeof info.caps};
+        if (comm->backend->query(&comm->host, i, &info) != UCCL_EP_OK) break;
+        if (c->device ? strncmp(info.name, c->device, sizeof info.name) : info.unusable[0]) continue;
+        comm->device_info = info;
+        break;
+    }
+    comm->device_info.caps = comm->caps;
+    config_limits(comm);
+    if (comm->caps.max_peers && comm->size > comm->caps.max_peers)
+        return fail_local(UCCL_EP_E_CAPABILITY, "", "%u ranks, and an endpoint of %s reaches %u", comm->size,
+                          comm->device_info.name, comm->caps.max_peers);
+    if (comm->caps.max_endpoints && c->proxies > comm->caps.max_endpoints)
+        return fail_local(UCCL_EP_E_CAPABILITY, "", "%u proxies, and %s has %u endpoints", c->proxies, comm->device_info.name,
+                          comm->caps.max_endpoints);
+
+    c->heap_bytes = page_up(c->heap_bytes);
+    comm->signal_bytes = page_up((uint64_t)c->signals * sizeof(uint64_t));
+    if (!c->heap) {
+        if ((status = allocate(comm, c->heap_bytes, &c->heap)) != UCCL_EP_OK) return status;
+        comm->heap_owned = true;
+    }
+    void *words = NULL;
+    if ((status = allocate(comm, comm->signal_bytes, &words)) != UCCL_EP_OK) return status;
+    comm->signal_words = words;
+    if ((status = register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes)) != UCCL_EP_OK) return status;
+    status = register_region(comm, UCCL_EP_REGION_SIGNALS, comm->signal_words, comm->signal_bytes);
+    if (status != UCCL_EP_OK) return status;
+
+    const size_t words64 = (comm->size + 63) / 64;
+    comm->rings = zeroed(comm->channels * sizeof *comm->rings);
+    comm->channel_of = zeroed(comm->channels * sizeof *comm->channel_of);
+    comm->counters = zeroed(comm->channels * sizeof *comm->counters);
+    comm->proxies = zeroed(c->proxies * sizeof *comm->proxies);
+    comm->closures = calloc((size_t)comm->channels * comm->size, sizeof *comm->closures);
+    comm->records = zeroed(MAX_RECORDS * sizeof *comm->records);
+    comm->lost = zeroed(words64 * sizeof *comm->lost);
+    comm->excluded = zeroed(words64 * sizeof *comm->excluded);
+    if (!comm->rings || !comm->channel_of || !comm->counters || !comm->proxies || !comm->closures || !comm->records ||
+        !comm->lost || !comm->excluded)
+        return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for %u channels and %u ranks", comm->channels, comm->size);
+    uint32_t counter = 0;
+    for (uint32_t i = 0; i < c->proxies; i++) {
+        if ((status = make_proxy(comm, i, counter)) != UCCL_EP_OK) return status;
+        counter += comm->proxies[i].channels;
+        if ((status = open_endpoint(comm, &comm->proxies[i])) != UCCL_EP_OK) return status;
+    }
+    return UCCL_EP_OK;
+}
+
+static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, uccl_ep_status so_far) {
+    const uccl_ep_config *c = &comm->config;
+    hello mine = {.heap_bytes = c->heap_bytes,
+                  .first_ticket = c->first_ticket,
+                  .signals = c->signals,
+                  .channels = c->channels,
+                  .ring_log2 = c->ring_log2,
+                  .granularity = c->granularity,
+                  .proxies = c->proxies,
+                  .strategy = c->strategy,
+                  .heap_kind = c->heap_kind,
+                  .caps = comm->caps};
+    if (so_far == UCCL_EP_OK) snprintf(mine.backend, sizeof mine.backend, "%s", comm->backend->name);
+    hello *all = calloc(bootstrap->size, sizeof *all);
+    if (!all && so_far == UCCL_EP_OK) so_far = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the first exchange");
+    uccl_ep_status status = exchange(comm, bootstrap, "open", so_far, &mine, sizeof mine, all);
+    if (status == UCCL_EP_OK) {
+        uccl_ep_caps weakest = comm->caps;
+        for (uint32_t rank = 0; rank < comm->size && status == UCCL_EP_OK; rank++) {
+            status = same(&mine, &all[rank], comm->rank, rank);
+            weaken(&weakest, &all[rank].caps);
+        }
+        if (status == UCCL_EP_OK) status = strategy_choose(comm, &weakest);
+        if (status == UCCL_EP_OK)
+            for (uint32_t i = 0; i < c->proxies; i++) configure_proxy(comm, &comm->proxies[i], &weakest);
+        /* Everybody compared the same things, so everybody comes to the same answer here: no exchange is owed. */
+    }
+    free(all);
+    return status;
+}
+
+/* Addresses and region blobs travel together, [proxies] and [regions] of them a rank. */
+static uccl_ep_status join(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap) {
+    const uint32_t proxies = comm->config.proxies;
+    const size_t addresses = proxies * blob_size(), stride = addresses + region_blobs_size();
+    char *mine = calloc(1, stride), *all = calloc(comm->size, stride);
+    char *their_addresses = calloc(comm->size, addresses), *their_regions = calloc(comm->size, region_blobs_size());
+    bool *everybody = malloc(comm->size * sizeof *everybody);
+    uccl_ep_status status = UCCL_EP_OK;
+    if (!mine || !all || !their_addresses || !their_regions || !everybody) {
+        status = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to connect %u ranks", comm->size);
+    } else {
+        memset(everybody, true, comm->size);
+        for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
+            status = endpoint_blob(comm, &comm->proxies[i], mine + i * blob_size());
+        if (status == UCCL_EP_OK) status = region_blobs(comm, mine + addresses);
+    }
+    status = exchange(comm, bootstrap, "addresses", status, mine, (uint32_t)stride, all);
+    if (status == UCCL_EP_OK) {
+        for (uint32_t rank = 0; rank < comm->size; rank++) {
+            memcpy(their_addresses + rank * addresses, all + rank * stride, addresses);
+            memcpy(their_regions + rank * region_blobs_size(), all + rank * stride + addresses, region_blobs_size());
+        }
+        status = connect_peers(comm, their_addresses, everybody);
+        if (status == UCCL_EP_OK) status = import_peers(comm, their_regions, everybody);
+        /* Nobody may send before everybody can receive. */
+        status = exchange(comm, bootstrap, "connect", status, NULL, 0, NULL);
+    }
+    free(mine);
+    free(all);
+    free(their_addresses);
+    free(their_regions);
+    free(everybody);
+    return status;
+}
+
+uccl_ep_status start_proxies(uccl_ep_comm *comm) {
+    if (comm->config.progress == UCCL_EP_PROGRESS_CALLER) return UCCL_EP_OK;
+    for (uint32_t i = 0; i < comm->config.proxies; i++) {
+        struct proxy *p = &comm->proxies[i];
+        atomic_store(&p->stop, false);
+        const int error = pthread_create(&p->thread, NULL, proxy_main, p);
+        if (error)
+            return fail_local(UCCL_EP_E_SYSTEM, "", "the thread of proxy %u cannot be made (errno %d): see ulimit -u", i, error);
+        p->thread_runs = true;
+    }
+    return UCCL_EP_OK;
+}
+
+void stop_proxies(uccl_ep_comm *comm) {
+    if (!comm->proxies) return;
+    for (uint32_t i = 0; i < comm->config.proxies; i++) atomic_store_explicit(&comm->proxies[i].stop, true, memory_order_release);
+    for (uint32_t i = 0; i < comm->config.proxies; i++) {
+        if (!comm->proxies[i].thread_runs) continue;
+        pthread_join(comm->proxies[i].thread, NULL);
+        comm->proxies[i].thread_runs = false;
+    }
+}
+
+static void free_all(uccl_ep_comm *comm) {
+    stop_proxies(comm);
+    for (uint32_t i = 0; comm->proxies && i < comm->config.proxies; i++)
+        if (comm->proxies[i].endpoint) comm->backend->endpoint_close(comm->proxies[i].endpoint);
+    if (comm->device) {
+        for (uint32_t region = 0; region < UCCL_EP_REGIONS; region++)
+            if (comm->registered[region]) comm->backend->region_deregister(comm->device, (uccl_ep_region)region);
+        if (comm->heap_owned) release(comm, comm->config.heap, comm->config.heap_bytes);
+        release(comm, comm->signal_words, comm->signal_bytes);
+        comm->backend->device_close(comm->device);
+    }
+    for (uint32_t i = 0; comm->proxies && i < comm->config.proxies; i++) {
+        struct proxy *p = &comm->proxies[i];
+        for (uint32_t k = 0; p->channel && k < p->channels; k++) {
+            free(p->channel[k].slots);
+            free(p->channel[k].producer);
+        }
+        free(p->channel);
+        free(p->entries);
+        free(p->peers);
+        free(p->active);
+        free(p->busy);
+        free(p->trace);
+    }
+    free(comm->proxies);
+    free(comm->rings);
+    free(comm->channel_of);
+    free(comm->counters);
+    free(comm->closures);
+    free(comm->records);
+    free((void *)comm->lost);
+    free((void *)comm->excluded);
+    free((void *)comm->backend);
+    pthread_mutex_destroy(&comm->failure_lock);
+    free(comm);
+}
+
+uccl_ep_status uccl_ep_comm_create(const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap, uccl_ep_comm **out) {
+    if (!out) return fail_local(UCCL_EP_E_INVALID, "", "the address of a handle is required");
+    *out = NULL;
+    if (!bootstrap || bootstrap->size_of_struct < sizeof *bootstrap || !bootstrap->allgather || !bootstrap->size)
+        return fail_local(UCCL_EP_E_INVALID, "", "a bootstrap with an allgather is required");
+    uccl_ep_comm *comm = zeroed(sizeof *comm);
+    if (!comm) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for a communicator");
+    pthread_mutex_init(&comm->failure_lock, NULL);
+    comm->fork_generation = current_fork_generation();
+
+    uccl_ep_status status = open_all(comm, config, bootstrap);
+    if (!comm->config.bootstrap_timeout_ns) comm->config.bootstrap_timeout_ns = DEFAULT_BOOTSTRAP_TIMEOUT_NS;
+    status = say_hello(comm, bootstrap, status);
+    if (status == UCCL_EP_OK) status = join(comm, bootstrap);
+    if (status == UCCL_EP_OK) status = exchange(comm, bootstrap, "start", start_proxies(comm), NULL, 0, NULL);
+    if (status != UCCL_EP_OK) {
+        const uccl_ep_error kept = *uccl_ep_last_error();
+        free_all(comm);
+        fail_with_record(&kept);
+        last_error_slot()->rank = bootstrap->rank;
+        return status;
+    }
+    *out = comm;
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status uccl_ep_abort(uccl_ep_comm *comm, const char *reason) {
+    if (!comm) return fail_local(UCCL_EP_E_INVALID, "", "the communicator is NULL");
+    pthread_mutex_lock(&comm->failure_lock);
+    if (!atomic_load(&comm->aborted)) {
+        snprintf(comm->abort_reason, sizeof comm->abort_reason, "%s", reason && reason[0] ? reason : "no reason given");
+        atomic_store_explicit(&comm->aborted, true, memory_order_release);
+        /* For waits on a device, which look at the status word. */
+        for (uint32_t i = 0; i < comm->channels; i++)
+            __atomic_store_n(&comm->channel_of[i]->counters->status, UCCL_EP_CHANNEL_ABORTED, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&comm->failure_lock);
+    return UCCL_EP_OK;
+}
+
+void uccl_ep_comm_destroy(uccl_ep_comm *comm) {
+    if (!comm) return;
+    /* In a child of fork the threads do not exist and the mappings are the parent's. */
+    if (comm->fork_generation != current_fork_generation()) return;
+    uccl_ep_abort(comm, "the communicator was closed");
+    free_all(comm);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * config.c: defaults and limits of a configuration. Everything is refused here, before anything is opened.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+#define DEFAULT_SIGNALS 1024u
+#define DEFAULT_RING_LOG2 11u
+#define DEFAULT_INFLIGHT_PEER 1024u
+#define DEFAULT_INFLIGHT 8192u
+#define DEFAULT_INFLIGHT_BYTES (64ull << 20)
+#define DEFAULT_TIMEOUT_NS 30000000000ull
+#define DEFAULT_PEER_TIMEOUT_NS 10000000000ull
+#define DEFAULT_SPIN 256u
+#define DEFAULT_IDLE_SLEEP_NS 100000u
+#define MAX_SIGNALS (1u << 24) /* 128 MiB of words */
+
+static bool copy_string(char *to, size_t room, const char *from) {
+    const int n = snprintf(to, room, "%s", from ? from : "");
+    return n >= 0 && (size_t)n < room;
+}
+
+/* Element `index` of "2,5-7": the CPU it names, or an error. */
+uccl_ep_status parse_cpus(const char *text, uint32_t index, int *cpu) {
+    uint32_t seen = 0;
+    const char *at = text;
+    while (*at) {
+        char *end;
+        const long first = strtol(at, &end, 10);
+        long last = first;
+        if (end == at || first < 0) break;
+        if (*end == '-') {
+            at = end + 1;
+            last = strtol(at, &end, 10);
+            if (end == at || last < first) break;
+        }
+        if (last >= CPU_SETSIZE) break;
+        if (index - seen <= (uint32_t)(last - first)) {
+            *cpu = (int)(first + (long)(index - seen));
+            return UCCL_EP_OK;
+        }
+        seen += (uint32_t)(last - first) + 1;
+        at = end;
+        if (*at == ',')
+            at++;
+        else
+            break;
+    }
+    if (*at || !seen) return fail_local(UCCL_EP_E_INVALID, "", "cpus '%s' is no list such as 2,5-7", text);
+    return fail_local(UCCL_EP_E_INVALID, "", "cpus '%s' names %u CPUs and proxy %u needs one", text, seen, index);
+}
+
+static uccl_ep_status check_cpus(const uccl_ep_config *config) {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return UCCL_EP_OK; /* more CPUs than the set holds */
+    for (uint32_t i = 0; i < config->proxies; i++) {
+        int cpu = 0;
+        const uccl_ep_status status = parse_cpus(config->cpus, i, &cpu);
+        if (status != UCCL_EP_OK) return status;
+        if (!CPU_ISSET((size_t)cpu, &allowed))
+            return fail_local(UCCL_EP_E_INVALID, "",
+                              "CPU %d of cpus '%s' is outside the set this process may use: see taskset -p, or the cpuset of "
+                              "the container",
+                              cpu, config->cpus);
+    }
+    return UCCL_EP_OK;
+}
+
+#define DEFAULT(field, value)                                                                                          \
+    if (!c->field) c->field = (value)
+
+uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap) {
+    uccl_ep_config *c = &comm->config;
+    if (!config || config->size < offsetof(uccl_ep_config, flags))
+        return fail_local(UCCL_EP_E_INVALID, "", "config is required, with size = sizeof(uccl_ep_config)");
+    memcpy(c, config, config->size < sizeof *c ? config->size : sizeof *c);
+    if (!bootstrap || bootstrap->size_of_struct < sizeof *bootstrap || !bootstrap->allgather)
+        return fail_local(UCCL_EP_E_INVALID, "", "a bootstrap with an allgather is required");
+    if (!bootstrap->size || bootstrap->size > UCCL_EP_MAX_RANKS || bootstrap->rank >= bootstrap->size)
+        return fail_local(UCCL_EP_E_RANGE, "", "rank %u of %u: 1 to %u ranks are possible", bootstrap->rank, bootstrap->size,
+                          UCCL_EP_MAX_RANKS);
+    if (!c->backend || !copy_string(comm->library, sizeof comm->library, c->backend))
+        return fail_local(UCCL_EP_E_INVALID, "", "the path of a backend's library is required, at most 255 bytes");
+    if (!copy_string(comm->device_name, sizeof comm->device_name, c->device) ||
+        !copy_string(comm->backend_options, sizeof comm->backend_options, c->backend_options) ||
+        !copy_string(comm->cpus, sizeof comm->cpus, c->cpus))
+        return fail_local(UCCL_EP_E_INVALID, "", "device takes 63 bytes, backend_options and cpus 255");
+    c->backend = comm->library;
+    c->device = comm->device_name[0] ? comm->device_name : NULL;
+    c->backend_options = comm->backend_options;
+    c->cpus = comm->cpus[0] ? comm->cpus : NULL;
+
+    DEFAULT(signals, DEFAULT_SIGNALS);
+    DEFAULT(channels, 1);
+    DEFAULT(ring_log2, DEFAULT_RING_LOG2);
+    DEFAULT(granularity, UCCL_EP_GRANULARITY_COARSE);
+    DEFAULT(proxies, 1);
+    DEFAULT(timeout_ns, DEFAULT_TIMEOUT_NS);
+    DEFAULT(peer_timeout_ns, DEFAULT_PEER_TIMEOUT_NS);
+    DEFAULT(bootstrap_timeout_ns, DEFAULT_BOOTSTRAP_TIMEOUT_NS);
+    DEFAULT(spin, DEFAULT_SPIN);
+    DEFAULT(idle_sleep_ns, DEFAULT_IDLE_SLEEP_NS);
+    if (c->granularity != UCCL_EP_GRANULARITY_COARSE && c->granularity != UCCL_EP_GRANULARITY_FINE)
+        return fail_local(UCCL_EP_E_INVALID, "PUT-4", "granularity %u: 16 and 4 are possible", c->granularity);
+    if (!c->heap_bytes || c->heap_bytes > UCCL_EP_MAX_HEAP_BYTES(c->granularity))
+        return fail_local(UCCL_EP_E_RANGE, "PUT-4",
+                          "a heap of %llu bytes: 1 to %llu are addressable at granularity %u%s",
+                          (unsigned long long)c->heap_bytes, (unsigned long long)UCCL_EP_MAX_HEAP_BYTES(c->granularity),
+                          c->granularity, c->granularity == UCCL_EP_GRANULARITY_FINE ? " (16 reaches four times as far)" : "");
+    if (c->signals > MAX_SIGNALS)
+        return fail_local(UCCL_EP_E_RANGE, "", "%u signals: at most %u are possible", c->signals, MAX_SIGNALS);
+    if (c->ring_log2 < UCCL_EP_RING_MIN_LOG2 || c->ring_log2 > UCCL_EP_RING_MAX_LOG2)
+        return fail_local(UCCL_EP_E_RANGE, "", "ring_log2 %u: %u to %u are possible", c->ring_log2, UCCL_EP_RING_MIN_LOG2,
+                          UCCL_EP_RING_MAX_LOG2);
+    if (c->proxies > MAX_PROXIES || c->proxies > c->channels)
+        return fail_local(UCCL_EP_E_RANGE, "", "%u proxies: at most %u, and no more than channels (%u)", c->proxies,
+                          MAX_PROXIES, c->channels);
+    if (c->channels > MAX_CHANNELS_PER_PROXY * c->proxies)
+        return fail_local(UCCL_EP_E_RANGE, "", "%u channels on %u proxies: at most %u a proxy", c->channels, c->proxies,
+                          MAX_CHANNELS_PER_PROXY);
+    if (c->heap_kind > UCCL_EP_MEMORY_ROCM || (c->heap_kind != UCCL_EP_MEMORY_HOST && !c->heap))
+        return fail_local(UCCL_EP_E_INVALID, "MEM-1", "a device heap must be given by the caller, with its kind");
+    if (c->strategy > UCCL_EP_STRATEGY_SENDER_HOLD)
+        return fail_local(UCCL_EP_E_INVALID, "", "strategy %u is unknown", c->strategy);
+    if (c->progress > UCCL_EP_PROGRESS_CALLER)
+        return fail_local(UCCL_EP_E_INVALID, "", "progress mode %u is unknown", c->progress);
+    if (c->first_ticket > INT64_MAX)
+        return fail_local(UCCL_EP_E_RANGE, "", "first_ticket may be 2^63 - 1 at most");
+    if (c->cpus) {
+        const uccl_ep_status status = check_cpus(c);
+        if (status != UCCL_EP_OK) return status;
+    }
+    comm->rank = bootstrap->rank;
+    comm->size = bootstrap->size;
+    comm->channels = c->channels;
+    return UCCL_EP_OK;
+}
+
+/* What the core keeps outstanding at most: the caller's wish, else our default, never more than the NIC takes. */
+static uint64_t smaller_limit(uint64_t wish, uint64_t otherwise, uint64_t nic) {
+    const uint64_t value = wish ? wish : otherwise;
+    return nic && nic < value ? nic : value;
+}
+
+void config_limits(uccl_ep_comm *comm) {
+    uccl_ep_config *c = &comm->config;
+    const uccl_ep_caps *caps = &comm->caps;
+    c->max_inflight_peer = (uint32_t)smaller_limit(c->max_inflight_peer, DEFAULT_INFLIGHT_PEER, caps->max_inflight_peer);
+    c->max_inflight = (uint32_t)smaller_limit(c->max_inflight, DEFAULT_INFLIGHT, caps->max_inflight_endpoint);
+    c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, caps->max_inflight_bytes);
+    /* Pieces of a put stay aligned to what the NIC and the granule want. */
+    const uint64_t largest = smaller_limit(c->max_message_bytes, 1ull << 31, caps->max_message_bytes);
+    const uint64_t multiple = caps->write_alignment > c->granularity ? caps->write_alignment : c->granularity;
+    c->max_message_bytes = (uint32_t)(largest / multiple * multiple);
+    if (!c->max_message_bytes) c->max_message_bytes = (uint32_t)multiple;
+}

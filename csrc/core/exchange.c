@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * exchange.c: one collective step. Every rank says whether it got so far; if one did not, all of them fail with its reason.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+/* What travels before the payload. Fixed layout: all ranks run the same library version, which `magic` makes sure of. */
+typedef struct header {
+    uint32_t magic;
+    uint32_t bytes;
+    int32_t status;
+    char step[20];
+    char clause[8];
+    char text[256];
+} header;
+
+#define EXCHANGE_MAGIC (0x75636570u ^ (UCCL_EP_VERSION_MAJOR << 16 | UCCL_EP_VERSION_MINOR << 8 | UCCL_EP_VERSION_PATCH))
+
+uccl_ep_status exchange(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, const char *step, uccl_ep_status mine,
+                        const void *payload, uint32_t bytes, void *all) {
+    const uint32_t stride = (uint32_t)sizeof(header) + bytes;
+    const uint32_t size = bootstrap->size;
+    char *send = calloc(1, stride);
+    char *received = calloc(size, stride);
+    if (!send || !received) {
+        /* Nobody can be told without memory to tell it with: the others run into the bootstrap's deadline. */
+        free(send);
+        free(received);
+        return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to exchange %u bytes with %u ranks", stride, size);
+    }
+    header *h = (header *)send;
+    h->magic = EXCHANGE_MAGIC;
+    h->bytes = bytes;
+    h->status = mine;
+    snprintf(h->step, sizeof h->step, "%s", step);
+    if (mine != UCCL_EP_OK) {
+        snprintf(h->clause, sizeof h->clause, "%s", uccl_ep_last_error()->clause);
+        snprintf(h->text, sizeof h->text, "%s", uccl_ep_last_error()->text);
+    } else if (bytes) {
+        memcpy(send + sizeof(header), payload, bytes);
+    }
+    char why[256] = "";
+    uccl_ep_status status = mine;
+    if (bootstrap->allgather(bootstrap->context, send, stride, received, comm->config.bootstrap_timeout_ns, why)) {
+        why[sizeof why - 1] = 0;
+        if (mine == UCCL_EP_OK)
+            status = fail_local(UCCL_EP_E_BOOTSTRAP, "ERR-1", "the ranks did not come together for '%s': %s", step, why);
+    } else if (mine == UCCL_EP_OK) {
+        for (uint32_t rank = 0; rank < size && status == UCCL_EP_OK; rank++) {
+            header *r = (header *)(received + (size_t)rank * stride);
+            r->step[sizeof r->step - 1] = r->text[sizeof r->text - 1] = r->clause[sizeof r->clause - 1] = 0;
+            if (r->magic != EXCHANGE_MAGIC || r->bytes != bytes || strcmp(r->step, h->step))
+                status = fail_local(UCCL_EP_E_BOOTSTRAP, "ERR-1",
+                                    "rank %u is at another step than rank %u ('%s'), or runs another version of uccl_ep", rank,
+                                    bootstrap->rank, step);
+            else if (r->status != UCCL_EP_OK)
+                status = fail_local((uccl_ep_status)r->status, r->clause, "rank %u: %.230s", rank, r->text);
+            else if (bytes)
+                memcpy((char *)all + (size_t)rank * bytes, r + 1, bytes);
+            if (status != UCCL_EP_OK) last_error_slot()->peer = rank;
+        }
+    }
+    free(send);
+    free(received);
+    return status;
+}

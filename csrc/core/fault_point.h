@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fault_point.h: named places where the core can be broken on purpose.
+ *
+ * The product is compiled without UCCL_EP_FAULT_POINTS: each point is then the constant 0 and leaves no code behind. A
+ * second build of the same sources, used by `uccl-ep mutants` alone, turns on the points named in the environment variable
+ * UCCL_EP_FAULT_POINTS (comma separated) and lets the conformance suite prove that it notices.
+ */
+#ifndef UCCL_EP_CORE_FAULT_POINT_H
+#define UCCL_EP_CORE_FAULT_POINT_H
+
+/* X(name, clause that it breaks, what it does) */
+#define UCCL_EP_FAULT_POINT_TABLE(X)                                                                                   \
+    X(post_part_of_batch, "PUB-2", "a batch that has no room is posted up to where it fits")                           \
+    X(truncate_length, "PUT-4", "bits of a length above 16 are dropped where a put is posted")                         \
+    X(wrap_offset_4g, "PUT-4", "offsets are cut to 32 bits")                                                           \
+    X(drop_split_tail, "PUT-1", "the last piece of a put that was split is not sent")                                  \
+    X(merge_across_gap, "PUT-1", "puts whose targets are not adjacent are merged")                                     \
+    X(signal_before_put, "SIG-2", "the signal of a put_signal is submitted before its put")                            \
+    X(signal_not_held, "SIG-2", "sender hold does not wait for earlier puts")                                          \
+    X(signal_lost_in_batch, "SIG-1", "of two signals to one word in a batch the second is dropped")                    \
+    X(signals_reordered, "SIG-5", "two signals of a batch to one target are swapped")                                  \
+    X(source_at_take, "QUI-0", "sources are reported free when commands are taken")                                    \
+    X(complete_at_submit, "QUI-1", "commands are reported complete when they are submitted")                           \
+    X(quiet_one_channel, "QUI-2", "quiet over all channels waits for channel 0")                                       \
+    X(overwrite_full_ring, "PRG-3", "a producer does not wait for space")                                              \
+    X(starve_last_channel, "PRG-2", "the last channel is drained only when the others are empty")                      \
+    X(parity_of_32_bits, "LIM-1", "the lap is counted in 32 bits")                                                     \
+    X(window_of_16_bits, "LIM-1", "in-order retirement counts in 16 bits")                                             \
+    X(error_swallowed, "ERR-2", "a failed command is retired as if it had succeeded")                                  \
+    X(signal_after_failure, "ERR-3", "later signals to a target go out after a failed put")                            \
+    X(no_range_check, "ERR-4", "offsets of a command are not compared with the heap")                                  \
+    X(malformed_kills_all, "ERR-4", "a malformed command closes the whole channel although its target can be read")    \
+    X(loss_closes_all, "ERR-5", "the loss of one peer closes the commands to all")                                     \
+    X(no_incarnation, "ERR-6", "commands to a closed target are executed")                                             \
+    X(abort_ignored, "ABT-1", "waits do not look at the abort")                                                        \
+    X(abi_not_checked, "ABI-1", "a backend of any ABI is taken")
+
+#ifdef UCCL_EP_FAULT_POINTS
+enum uccl_ep_fault_point {
+#define UCCL_EP_FAULT_ENUM_(name, clause, text) UCCL_EP_FAULT_##name,
+    UCCL_EP_FAULT_POINT_TABLE(UCCL_EP_FAULT_ENUM_)
+#undef UCCL_EP_FAULT_ENUM_
+        UCCL_EP_FAULT_COUNT
+};
+extern unsigned char uccl_ep_fault_on[UCCL_EP_FAULT_COUNT];
+#define FAULT(name) (uccl_ep_fault_on[UCCL_EP_FAULT_##name] != 0)
+#else
+#define FAULT(name) 0
+#endif
+
+#endif

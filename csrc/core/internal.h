@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * internal.h: the core's data structures.
+ *
+ * A communicator owns channels and proxies. A proxy is one thread with one endpoint of the NIC and up to 64 channels. A command
+ * that was taken from a ring lives in an *entry* until it is retired:
+ *
+ *   ring --take--> entry (window of its channel) --append--> order list of (proxy, peer) --issue--> NIC
+ *                                                            head: oldest not retired; issue: next to be submitted
+ *   NIC --completion--> the list's head is popped while it is complete --> window slot done --> counters advance in order
+ *
+ * The list keeps all that a proxy has for one peer in posting order: it is the submission order, the order in which a NIC with
+ * cumulative completions retires, and for sender hold the answer to "is everything before this signal complete?". So the
+ * state of a peer is one cache line, whatever the number of channels.
+ */
+#ifndef UCCL_EP_CORE_INTERNAL_H
+#define UCCL_EP_CORE_INTERNAL_H
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "fault_point.h"
+#include "uccl_ep/uccl_ep.h"
+
+/* Assertions guard invariants of our own and stay on in every build. */
+#define UCCL_EP_ASSERT(condition) (__builtin_expect(!(condition), 0) ? uccl_ep_assert_failed(#condition, __FILE__, __LINE__) : (void)0)
+_Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, int line);
+
+#if defined(__x86_64__) || defined(__i386__)
+#define cpu_relax() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define cpu_relax() __asm__ volatile("yield" ::: "memory")
+#else
+#define cpu_relax() __asm__ volatile("" ::: "memory")
+#endif
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+#define NONE UINT32_MAX
+#define MAX_CHANNELS_PER_PROXY 64u
+#define MAX_PROXIES 32u
+#define MAX_RECORDS 256u
+#define BATCH_OPERATIONS 64u /* of one submit; and commands taken from one ring in one pass */
+#define TRACE_ENTRIES 1024u
+#define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
+#define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */
+
+/* --------------------------------------------------------------------------------------------------------------- entries */
+
+enum stage {
+    STAGE_FREE = 0,
+    STAGE_QUEUED,      /* nothing or a part of the put has been submitted */
+    STAGE_SIGNAL_DUE,  /* the put is submitted, the signal comes next */
+    STAGE_HELD,        /* the put is submitted, the signal waits for all before it */
+    STAGE_ISSUED,      /* all is submitted */
+    STAGE_RETIRED      /* off the list: complete or failed */
+};
+
+struct entry {
+    uint64_t local, remote, add;
+    uint32_t next;        /* in the order list of its peer */
+    uint32_t bytes;
+    uint32_t bytes_issued;
+    uint32_t slot;
+    uint32_t ticket_low;  /* low half of the ticket */
+    uint32_t last_seq;    /* in-order NICs: sequence of its last operation */
+    uint16_t outstanding; /* other NICs: operations without completion */
+    uint16_t group;       /* other NICs: entries that the operation of this one carries, itself first */
+    uint16_t target;
+    uint8_t channel;      /* of the proxy */
+    uint8_t op;
+    uint8_t stage;
+    uint8_t source_done;
+    uint8_t failed;
+    uint8_t counted; /* its bytes are in inflight_bytes */
+    uint8_t pad[4];
+};
+_Static_assert(sizeof(struct entry) == 64, "an entry is one cache line");
+
+/* ----------------------------------------------------------------------------------------------------------------- peers */
+
+enum peer_state {
+    PEER_UP = 0,
+    PEER_FAILING, /* given up: waits for the NIC to let go of its sources */
+    PEER_DOWN     /* the NIC is disconnected; everything to it is refused */
+};
+
+struct peer {
+    uint32_t head, issue, tail; /* order list; NONE: empty, or nothing to be submitted */
+    uint32_t seq_issued;        /* in-order NICs: sequence of the last operation submitted */
+    uint32_t seq_completed;
+    uint32_t inflight;          /* operations submitted and not completed */
+    uint64_t closed;            /* bit c: channel c of the proxy towards this peer */
+    uint64_t progress_ns;       /* when the head last moved, or the list last began */
+    uint16_t incarnation;
+    uint8_t state;
+    uint8_t active;       /* it is in the proxy's list of peers to be served */
+    uint32_t failure;     /* record + 1 of why it is failing */
+    uint64_t inflight_bytes;
+    uint8_t limited;      /* our own limits kept it from submitting */
+    uint8_t pad[7];
+};
+_Static_assert(sizeof(struct peer) == 64, "a peer is one cache line (contract: <= 64 bytes a peer and proxy)");
+
+/* -------------------------------------------------------------------------------------------------------------- channels */
+
+struct channel {
+    uccl_ep_slot *slots;
+    uccl_ep_ring_counters *counters;
+    uccl_ep_ring_producer *producer;
+    uint64_t taken;    /* next ticket to be taken */
+    uint64_t source;   /* as published, or about to be */
+    uint64_t complete;
+    struct entry *window;
+    uint32_t index; /* in the communicator */
+    uint32_t granularity;
+    bool closed;              /* not drained any more */
+    uint64_t closed_ticket;   /* lowest ticket that this failed, + 1; under failure_lock */
+    uint32_t closed_record;   /* + 1 */
+    uint64_t bytes, signals;
+    _Atomic uint64_t failures;
+};
+
+/* ----------------------------------------------------------------------------------------------------------------- proxy */
+
+struct proxy {
+    struct uccl_ep_comm *comm;
+    uccl_ep_endpoint *endpoint;
+    uint32_t index;
+    uint32_t channels;
+    struct channel *channel; /* [channels] */
+    struct entry *entries;   /* [channels << window_log2] */
+    uint32_t window_log2;
+    uint32_t ring_log2;
+    struct peer *peers;      /* [size] */
+    uint16_t *active; /* peers with something to submit */
+    uint32_t active_count;
+    uint32_t drain_first; /* channel that goes first in this pass */
+    uint64_t *busy;       /* bitmap of peers with a list */
+    uint64_t dirty;       /* channels whose counters moved in this pass */
+    /* agreed limits */
+    uint32_t max_inflight_peer, max_inflight, max_batch, signal_every;
+    uint64_t max_inflight_bytes, max_message_bytes;
+    uint64_t heap_bytes;
+    uint32_t signals;
+    uint32_t size;
+    bool in_order, unsignalled, hold, merge, error_stops;
+    /* state */
+    uint32_t inflight;
+    uint64_t inflight_bytes;
+    uint64_t now_ns, housekeeping_ns;
+    uint32_t failing; /* peers in PEER_FAILING */
+    bool endpoint_broken;
+    uccl_ep_trace_entry *trace; /* [TRACE_ENTRIES] */
+    _Atomic uint64_t trace_next;
+    uccl_ep_proxy_stats stats;
+    pthread_t thread;
+    bool thread_runs;
+    _Atomic bool stop;
+};
+
+/* ---------------------------------------------------------------------------------------------------------- communicator */
+
+/* What is known of a closed (channel, target). Written under failure_lock; `closed` is read without it. */
+typedef struct closure {
+    uint64_t lowest;       /* lowest failed ticket + 1 that no exclude has acknowledged; 0: none */
+    uint64_t acknowledged; /* tickets below it are known to have failed */
+    uint32_t record;       /* + 1 */
+    _Atomic uint32_t closed;
+} closure;
+
+typedef struct uccl_ep_comm {
+    uccl_ep_config config; /* with every default filled in; strings are copies below */
+    char library[256], device_name[64], backend_options[256], cpus[256];
+    uint32_t rank, size;
+    uint32_t fork_generation;
+    const uccl_ep_backend *backend;
+    uccl_ep_host host;
+    uccl_ep_device *device;
+    uccl_ep_device_info device_info;
+    uccl_ep_caps caps;
+    uint32_t strategy;
+    char strategy_reason[256];
+    bool heap_owned, registered[UCCL_EP_REGIONS];
+    uint64_t *signal_words;
+    uint64_t signal_bytes;
+    uint32_t channels;
+    uccl_ep_ring *rings;             /* [channels] */
+    struct channel **channel_of;            /* [channels] */
+    uccl_ep_ring_counters *counters; /* [channels], those of one proxy side by side */
+    struct proxy *proxies;
+    _Atomic bool aborted;
+    char abort_reason[160];
+    /* failures: off the hot path, so a lock */
+    pthread_mutex_t failure_lock;
+    closure *closures; /* [channels * size]: pages are touched where something failed */
+    uccl_ep_error *records;
+    uint32_t record_count;
+    uint64_t record_dropped;
+    _Atomic uint64_t *lost;     /* bitmap */
+    _Atomic uint64_t *excluded; /* bitmap */
+} uccl_ep_comm;
+
+static inline struct entry *entry_at(const struct proxy *p, uint32_t id) { return &p->entries[id]; }
+
+static inline uint64_t ticket_of(const struct channel *c, const struct entry *e) {
+    /* An entry is at most a window behind `taken`, so 32 bits tell the whole. */
+    return c->taken - (uint32_t)((uint32_t)c->taken - e->ticket_low);
+}
+
+static inline bool bitmap_test(_Atomic uint64_t *map, uint32_t bit) {
+    return atomic_load_explicit(&map[bit >> 6], memory_order_acquire) >> (bit & 63) & 1;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- modules */
+
+/* error.c: last errors of threads, records, fork detection */
+uccl_ep_status fail_local(uccl_ep_status status, const char *clause, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void fail_with_record(const uccl_ep_error *record);
+uccl_ep_error *last_error_slot(void);
+uccl_ep_status host_fail(void *context, uccl_ep_status status, int32_t vendor_code, const char *text);
+const char *host_fail_text(void);
+void host_fail_clear(void);
+uint32_t current_fork_generation(void);
+uccl_ep_status check_usable(uccl_ep_comm *comm);
+
+/* config.c */
+uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap);
+uccl_ep_status parse_cpus(const char *text, uint32_t index, int *cpu);
+void config_limits(uccl_ep_comm *comm);
+
+/* loader.c */
+uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend);
+void host_init(uccl_ep_host *host, void *context);
+
+/* strategy.c */
+uccl_ep_status strategy_choose(uccl_ep_comm *comm, const uccl_ep_caps *weakest);
+const char *strategy_name(uint32_t strategy);
+
+/* failure.c: called by proxies, off the hot path */
+uint32_t record_failure(uccl_ep_comm *comm, const uccl_ep_error *error);
+void close_target(struct proxy *p, uint32_t channel, uint32_t target, uint64_t ticket, uint32_t record);
+void close_channel(struct proxy *p, struct channel *c, uint64_t ticket, uint32_t record);
+void publish_failed(uccl_ep_comm *comm, uint32_t channel);
+void fill_error(const struct proxy *p, uccl_ep_error *error, int32_t status, const char *clause, uint32_t target);
+void mark_lost(uccl_ep_comm *comm, uint32_t rank);
+uccl_ep_status wait_failure(uccl_ep_comm *comm, uint32_t channel, uint64_t ticket);
+void failures_clear(uccl_ep_comm *comm);
+
+/* proxy.c: take, check, append, publish */
+bool proxy_pass(struct proxy *p);
+void *proxy_main(void *argument);
+bool proxy_idle(const struct proxy *p);
+
+/* issue.c: order lists to operations */
+void issue_peer(struct proxy *p, uint32_t target);
+void endpoint_poll_failed(struct proxy *p, int32_t status);
+void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status);
+void activate(struct proxy *p, uint32_t target);
+
+/* retire.c: completions to counters */
+void retire_completion(struct proxy *p, const uccl_ep_completion *completion);
+void retire_head(struct proxy *p, uint32_t target);
+void window_advance(struct proxy *p, struct channel *c);
+void entry_failed(struct proxy *p, uint32_t target, uint32_t id, const uccl_ep_error *error);
+void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error);
+void peer_failing_step(struct proxy *p, uint32_t target);
+
+/* exchange.c: collective steps of create and reset */
+uccl_ep_status exchange(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, const char *step, uccl_ep_status mine,
+                        const void *payload, uint32_t bytes, void *all);
+
+/* comm.c: steps that reset repeats */
+size_t blob_size(void);
+uccl_ep_status endpoint_blob(uccl_ep_comm *comm, struct proxy *p, void *out);
+size_t region_blobs_size(void);
+uccl_ep_status region_blobs(uccl_ep_comm *comm, void *out);
+uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bool *wanted);
+uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *wanted);
+uccl_ep_status start_proxies(uccl_ep_comm *comm);
+void stop_proxies(uccl_ep_comm *comm);
+
+/* wait.c */
+typedef struct backoff {
+    uint32_t turns;
+} backoff;
+void backoff_wait(uccl_ep_comm *comm, backoff *b);
+void backoff_pause(backoff *b);
+uint64_t deadline_of(const uccl_ep_comm *comm, uint64_t timeout_ns);
+uint64_t comm_now(const uccl_ep_comm *comm);
+
+#endif

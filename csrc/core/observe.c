@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * observe.c: what can be seen of a running communicator. Reads of words that a proxy writes: each is whole, together they are a moment
+ * that may never have been.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "internal.h"
+
+uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info) {
+    if (!comm || !info || info->size_of_struct < sizeof(uint32_t))
+        return fail_local(UCCL_EP_E_INVALID, "", "info with size_of_struct = sizeof(uccl_ep_comm_info) is required");
+    const uccl_ep_config *c = &comm->config;
+    uccl_ep_comm_info all = {.size_of_struct = info->size_of_struct,
+                             .rank = comm->rank,
+                             .size = comm->size,
+                             .channels = comm->channels,
+                             .proxies = c->proxies,
+                             .signals = c->signals,
+                             .granularity = c->granularity,
+                             .ring_log2 = c->ring_log2,
+                             .strategy = comm->strategy,
+                             .backend_abi = (uint32_t)comm->backend->abi_major << 16 | comm->backend->abi_minor,
+                             .heap_bytes = c->heap_bytes,
+                             .heap = c->heap,
+                             .signal_words = comm->signal_words,
+                             .device = comm->device_info};
+    snprintf(all.backend, sizeof all.backend, "%s", comm->backend->name);
+    snprintf(all.backend_version, sizeof all.backend_version, "%s", comm->backend->version);
+    snprintf(all.strategy_reason, sizeof all.strategy_reason, "%s", comm->strategy_reason);
+    snprintf(all.library, sizeof all.library, "%s", comm->library);
+    memcpy(info, &all, info->size_of_struct < sizeof all ? info->size_of_struct : sizeof all);
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel_index, uccl_ep_channel_stats *stats) {
+    if (!comm || !stats || channel_index >= comm->channels)
+        return fail_local(UCCL_EP_E_RANGE, "", "stats of one of %u channels", comm ? comm->channels : 0);
+    const struct channel *c = comm->channel_of[channel_index];
+    const uint64_t first = comm->config.first_ticket;
+    *stats = (uccl_ep_channel_stats){
+        .posted = __atomic_load_n(&c->producer->head, __ATOMIC_RELAXED) - first,
+        .taken = __atomic_load_n(&c->counters->tail, __ATOMIC_RELAXED) - first,
+        .source = __atomic_load_n(&c->counters->source, __ATOMIC_RELAXED) - first,
+        .complete = __atomic_load_n(&c->counters->complete, __ATOMIC_RELAXED) - first,
+        .failed = atomic_load_explicit(&c->failures, memory_order_relaxed),
+        .bytes = __atomic_load_n(&c->bytes, __ATOMIC_RELAXED),
+        .signals = __atomic_load_n(&c->signals, __ATOMIC_RELAXED),
+        .state = __atomic_load_n(&c->counters->status, __ATOMIC_RELAXED),
+    };
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status uccl_ep_proxy_query(uccl_ep_comm *comm, uint32_t index, uccl_ep_proxy_stats *stats) {
+    if (!comm || !stats || index >= comm->config.proxies)
+        return fail_local(UCCL_EP_E_RANGE, "", "stats of one of %u proxies", comm ? comm->config.proxies : 0);
+    const uint64_t *from = (const uint64_t *)&comm->proxies[index].stats;
+    uint64_t *to = (uint64_t *)stats;
+    _Static_assert(sizeof *stats % sizeof *from == 0, "statistics are words");
+    for (size_t i = 0; i < sizeof *stats / sizeof *from; i++) to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status uccl_ep_trace(uccl_ep_comm *comm, uint32_t index, uccl_ep_trace_entry *entries, uint32_t *n) {
+    if (!comm || !n || (*n && !entries) || index >= comm->config.proxies)
+        return fail_local(UCCL_EP_E_RANGE, "", "the trace of one of %u proxies", comm ? comm->config.proxies : 0);
+    struct proxy *p = &comm->proxies[index];
+    const uint32_t room = *n;
+    const uint64_t end = atomic_load_explicit(&p->trace_next, memory_order_acquire);
+    uint64_t begin = end > TRACE_ENTRIES ? end - TRACE_ENTRIES : 0;
+    if (end - begin > room) begin = end - room;
+    uint32_t written = 0;
+    for (uint64_t i = begin; i != end; i++) {
+        const uint64_t *from = (const uint64_t *)&p->trace[i & (TRACE_ENTRIES - 1)];
+        uint64_t *to = (uint64_t *)&entries[written++];
+        _Static_assert(sizeof(uccl_ep_trace_entry) % sizeof *from == 0, "trace entries are words");
+        for (size_t w = 0; w < sizeof(uccl_ep_trace_entry) / sizeof *from; w++) to[w] = __atomic_load_n(&from[w], __ATOMIC_RELAXED);
+    }
+    /* What was overwritten while it was read is at the beginning: leave it out. A batch may be in the making beyond trace_next. */
+    const uint64_t now = atomic_load_explicit(&p->trace_next, memory_order_acquire) + BATCH_OPERATIONS;
+    const uint64_t oldest_whole = now > TRACE_ENTRIES ? now - TRACE_ENTRIES : 0;
+    const uint64_t torn = oldest_whole > begin ? oldest_whole - begin : 0;
+    if (torn >= written) {
+        written = 0;
+    } else if (torn) {
+        memmove(entries, entries + torn, (written - torn) * sizeof *entries);
+        written -= (uint32_t)torn;
+    }
+    *n = written;
+    return UCCL_EP_OK;
+}
+
+typedef struct text {
+    char *at;
+    size_t room;
+} text;
+
+__attribute__((format(printf, 2, 3))) static void add_line(text *t, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const int n = vsnprintf(t->at, t->room, format, arguments);
+    va_end(arguments);
+    if (n <= 0) return;
+    const size_t used = (size_t)n < t->room ? (size_t)n : t->room - 1;
+    t->at += used;
+    t->room -= used;
+}
+
+static const char *const state_names[] = {"up", "failing", "down"};
+
+static void report_peer(text *t, const struct proxy *p, uint32_t target, uint64_t now) {
+    const struct peer *q = &p->peers[target];
+    const uint32_t head = __atomic_load_n(&q->head, __ATOMIC_RELAXED);
+    const uint8_t state = __atomic_load_n(&q->state, __ATOMIC_RELAXED);
+    if (head == NONE && state == PEER_UP) return;
+    add_line(t, "  proxy %u -> rank %u: %s, %u operations and %llu bytes in flight", p->index, target,
+             state_names[state % 3], __atomic_load_n(&q->inflight, __ATOMIC_RELAXED),
+             (unsigned long long)__atomic_load_n(&q->inflight_bytes, __ATOMIC_RELAXED));
+    if (head != NONE && head < p->channels << p->window_log2) {
+        const struct entry *e = entry_at(p, head);
+        const uint8_t c = __atomic_load_n(&e->channel, __ATOMIC_RELAXED);
+        static const char *const ops[] = {"invalid", "put", "signal", "put_signal", "flush"};
+        const uint8_t op = __atomic_load_n(&e->op, __ATOMIC_RELAXED);
+        const uint64_t progress = __atomic_load_n(&q->progress_ns, __ATOMIC_RELAXED);
+        if (c < p->channels)
+            add_line(t, "; oldest: %s, low ticket bits %u on channel %u, for %llu ms", ops[op < 5 ? op : 0],
+                     __atomic_load_n(&e->ticket_low, __ATOMIC_RELAXED), p->channel[c].index,
+                     (unsigned long long)(now > progress ? (now - progress) / 1000000 : 0));
+    }
+    add_line(t, "\n");
+}
+
+uccl_ep_status uccl_ep_report(uccl_ep_comm *comm, char *out, uint32_t bytes) {
+    if (!comm || !out || !bytes) return fail_local(UCCL_EP_E_INVALID, "", "room for the text is required");
+    text t = {out, bytes};
+    const uint64_t now = comm_now(comm);
+    out[0] = 0;
+    add_line(&t, "rank %u of %u, backend %s, device %s, strategy %s%s\n", comm->rank, comm->size, comm->backend->name,
+             comm->device_info.name, strategy_name(comm->strategy), atomic_load(&comm->aborted) ? ", ABORTED" : "");
+    for (uint32_t i = 0; i < comm->channels; i++) {
+        uccl_ep_channel_stats s;
+        uccl_ep_channel_query(comm, i, &s);
+        if (s.posted == s.complete && !s.failed && !s.state) continue;
+        add_line(&t, "  channel %u: posted %llu, taken %llu, source free %llu, complete %llu, failed %llu%s\n", i,
+                 (unsigned long long)s.posted, (unsigned long long)s.taken, (unsigned long long)s.source,
+                 (unsigned long long)s.complete, (unsigned long long)s.failed, s.state ? ", closed" : "");
+    }
+    for (uint32_t i = 0; i < comm->config.proxies; i++)
+        for (uint32_t target = 0; target < comm->size; target++) report_peer(&t, &comm->proxies[i], target, now);
+    for (uint32_t target = 0; target < comm->size; target++)
+        if (bitmap_test(comm->lost, target))
+            add_line(&t, "  rank %u is lost%s\n", target, bitmap_test(comm->excluded, target) ? " and excluded" : "");
+    return UCCL_EP_OK;
+}

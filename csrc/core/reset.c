@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reset.c: a new incarnation of what failed (ERR-6).
+ *
+ * All ranks take part. First everything that is posted ends, one way or the other; then, between two barriers in which nothing is in flight
+ * anywhere, failed connections are made anew and all signal words start at zero again; then the proxies go on.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+/* Let everything end: healthy peers complete, failing ones let go or run into the deadline. No proxy thread runs. */
+static uccl_ep_status finish(uccl_ep_comm *comm) {
+    const uint64_t deadline =
+        deadline_of(comm, comm->config.peer_timeout_ns * 2 + comm->config.timeout_ns);
+    backoff b = {0};
+    for (;;) {
+        bool idle = true;
+        for (uint32_t i = 0; i < comm->config.proxies; i++) {
+            proxy_pass(&comm->proxies[i]);
+            idle &= proxy_idle(&comm->proxies[i]);
+        }
+        if (idle) return UCCL_EP_OK;
+        if (atomic_load(&comm->aborted)) return check_usable(comm);
+        if (comm_now(comm) >= deadline)
+            return fail_local(UCCL_EP_E_DEADLINE, "ERR-6", "what was posted before the reset did not end in time");
+        backoff_pause(&b);
+    }
+}
+
+/* A channel that had closed starts behind all tickets that were given out. */
+static void reopen(uccl_ep_comm *comm, struct channel *c) {
+    if (!c->closed) return;
+    const uint64_t next = c->producer->head;
+    const uint32_t log2_slots = comm->config.ring_log2;
+    uccl_ep_ring_format(c->slots, log2_slots, next);
+    c->taken = c->source = c->complete = next;
+    c->producer->tail_cache = next;
+    c->producer->gave_up = 0;
+    c->counters->tail = c->counters->source = next;
+    __atomic_store_n(&c->counters->complete, next, __ATOMIC_RELEASE);
+}
+
+static bool down(const uccl_ep_comm *comm, uint32_t target) {
+    for (uint32_t i = 0; i < comm->config.proxies; i++)
+        if (comm->proxies[i].peers[target].state != PEER_UP) return true;
+    return false;
+}
+
+static uccl_ep_status disconnect_pair(uccl_ep_comm *comm, uint32_t target) {
+    const uint64_t deadline = deadline_of(comm, comm->config.peer_timeout_ns);
+    for (uint32_t i = 0; i < comm->config.proxies; i++) {
+        struct proxy *p = &comm->proxies[i];
+        backoff b = {0};
+        for (;;) {
+            if (p->peers[target].state == PEER_DOWN) break; /* it was disconnected when it failed */
+            host_fail_clear();
+            const uccl_ep_status status = comm->backend->disconnect(p->endpoint, target);
+            if (status == UCCL_EP_OK) break;
+            if (status != UCCL_EP_IN_PROGRESS)
+                return fail_local(status, "ERR-6", "disconnecting from rank %u failed: %.150s", target, host_fail_text());
+            if (comm_now(comm) >= deadline)
+                return fail_local(UCCL_EP_E_DEADLINE, "ERR-6", "the NIC did not let go of rank %u", target);
+            backoff_pause(&b);
+        }
+    }
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap) {
+    uccl_ep_status status = check_usable(comm);
+    if (status != UCCL_EP_OK) return status;
+    if (!bootstrap || bootstrap->size != comm->size || bootstrap->rank != comm->rank)
+        return fail_local(UCCL_EP_E_INVALID, "ERR-6", "reset is collective over the ranks of create");
+    const uint32_t size = comm->size, proxies = comm->config.proxies;
+    const size_t address_bytes = proxies * blob_size();
+    bool *mine = calloc(size, sizeof *mine), *wanted = calloc(size, sizeof *wanted);
+    bool *all = calloc((size_t)size * size, sizeof *all);
+    char *address = calloc(1, address_bytes), *addresses = calloc(size, address_bytes);
+    char *regions = calloc(1, region_blobs_size()), *all_regions = calloc(size, region_blobs_size());
+    if (!mine || !wanted || !all || !address || !addresses || !regions || !all_regions)
+        status = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to reset %u ranks", size);
+
+    stop_proxies(comm);
+    for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
+        if (comm->proxies[i].endpoint_broken)
+            status = fail_local(UCCL_EP_E_NIC, "ERR-6", "the endpoint of proxy %u is closed: only a new communicator helps", i);
+    if (status == UCCL_EP_OK) status = finish(comm);
+    if (status == UCCL_EP_OK)
+        for (uint32_t target = 0; target < size; target++) mine[target] = down(comm, target);
+
+    /* Nothing is in flight from here to the last exchange. A pair is made anew if either end wants it. */
+    status = exchange(comm, bootstrap, "reset", status, mine, size * (uint32_t)sizeof *mine, all);
+    if (status == UCCL_EP_OK) {
+        for (uint32_t target = 0; target < size; target++)
+            wanted[target] = mine[target] || all[(size_t)target * size + comm->rank];
+        for (uint32_t target = 0; target < size && status == UCCL_EP_OK; target++)
+            if (wanted[target]) status = disconnect_pair(comm, target);
+        for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
+            status = endpoint_blob(comm, &comm->proxies[i], address + i * blob_size());
+        if (status == UCCL_EP_OK) status = region_blobs(comm, regions);
+        status = exchange(comm, bootstrap, "reset addresses", status, address, (uint32_t)address_bytes, addresses);
+    }
+    if (status == UCCL_EP_OK)
+        status = exchange(comm, bootstrap, "reset regions", UCCL_EP_OK, regions, (uint32_t)region_blobs_size(), all_regions);
+    if (status == UCCL_EP_OK) {
+        status = connect_peers(comm, addresses, wanted);
+        if (status == UCCL_EP_OK) status = import_peers(comm, all_regions, wanted);
+        for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++) {
+            struct proxy *p = &comm->proxies[i];
+            for (uint32_t target = 0; target < size; target++) {
+                struct peer *q = &p->peers[target];
+                q->closed = 0;
+                if (!wanted[target]) continue;
+                q->incarnation++;
+                q->failure = 0;
+                q->state = PEER_UP;
+            }
+            for (uint32_t k = 0; k < p->channels; k++) reopen(comm, &p->channel[k]);
+        }
+        if (status == UCCL_EP_OK) {
+            failures_clear(comm);
+            memset(comm->signal_words, 0, comm->signal_bytes);
+        }
+        status = exchange(comm, bootstrap, "reset connect", status, NULL, 0, NULL);
+    }
+    if (status == UCCL_EP_OK) status = exchange(comm, bootstrap, "reset start", start_proxies(comm), NULL, 0, NULL);
+    free(mine);
+    free(wanted);
+    free(all);
+    free(address);
+    free(addresses);
+    free(regions);
+    free(all_regions);
+    if (status != UCCL_EP_OK) {
+        /* Half a reset is no state to go on from. */
+        const uccl_ep_error kept = *uccl_ep_last_error();
+        uccl_ep_abort(comm, "a reset failed");
+        fail_with_record(&kept);
+    }
+    return status;
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * wait.c: every wait of the host. Each has a deadline, obeys abort, and fails with the record of what it covers.
+ */
+#include <sched.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "internal.h"
+
+#define WAIT_SPINS 200u
+#define WAIT_YIELDS 400u
+#define WAIT_NAP_NS 20000l
+
+uint64_t comm_now(const uccl_ep_comm *comm) {
+    if (comm->config.clock) return comm->config.clock(comm->config.clock_context);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* One turn of waiting: short while it may be soon, and cheap for the others on the machine when it is not. */
+void backoff_wait(uccl_ep_comm *comm, backoff *b) {
+    if (comm->config.progress == UCCL_EP_PROGRESS_CALLER) {
+        for (uint32_t i = 0; i < comm->config.proxies; i++) proxy_pass(&comm->proxies[i]);
+        if (++b->turns > WAIT_YIELDS) sched_yield();
+        return;
+    }
+    backoff_pause(b);
+}
+
+void backoff_pause(backoff *b) {
+    b->turns++;
+    if (b->turns < WAIT_SPINS) {
+        cpu_relax();
+    } else if (b->turns < WAIT_YIELDS) {
+        sched_yield();
+    } else {
+        nanosleep(&(struct timespec){0, WAIT_NAP_NS}, NULL);
+    }
+}
+
+uint64_t deadline_of(const uccl_ep_comm *comm, uint64_t timeout_ns) {
+    if (timeout_ns == UCCL_EP_TIMEOUT_DEFAULT) timeout_ns = comm->config.timeout_ns;
+    const uint64_t now = comm_now(comm);
+    return now + timeout_ns < now ? UINT64_MAX : now + timeout_ns;
+}
+
+static uccl_ep_status channel_deadline(uccl_ep_comm *comm, uint32_t channel_index, uint64_t ticket, const char *what,
+                                       uint64_t timeout_ns) {
+    const uccl_ep_ring_counters *k = comm->channel_of[channel_index]->counters;
+    const uccl_ep_status status = fail_local(
+        UCCL_EP_E_DEADLINE, "ERR-1",
+        "ticket %llu of channel %u was not %s within %.3f s: taken below %llu, sources free below %llu, complete below %llu. See "
+        "report() for whom it waits",
+        (unsigned long long)ticket, channel_index, what,
+        (double)(timeout_ns == UCCL_EP_TIMEOUT_DEFAULT ? comm->config.timeout_ns : timeout_ns) / 1e9,
+        (unsigned long long)__atomic_load_n(&k->tail, __ATOMIC_RELAXED),
+        (unsigned long long)__atomic_load_n(&k->source, __ATOMIC_RELAXED),
+        (unsigned long long)__atomic_load_n(&k->complete, __ATOMIC_RELAXED));
+    last_error_slot()->channel = channel_index;
+    last_error_slot()->ticket = ticket;
+    last_error_slot()->rank = comm->rank;
+    return status;
+}
+
+static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, uint64_t ticket, bool source,
+                                   uint64_t timeout_ns) {
+    uccl_ep_status status = check_usable(comm);
+    if (status != UCCL_EP_OK) return status;
+    if (channel_index >= comm->channels)
+        return fail_local(UCCL_EP_E_RANGE, "QUI-1", "channel %u of %u", channel_index, comm->channels);
+    const struct channel *c = comm->channel_of[channel_index];
+    const uccl_ep_ring_counters *k = c->counters;
+    const uint64_t head = __atomic_load_n(&c->producer->head, __ATOMIC_ACQUIRE);
+    if ((int64_t)(head - ticket) <= 0 || ticket < comm->config.first_ticket)
+        return fail_local(UCCL_EP_E_RANGE, "QUI-1", "ticket %llu of channel %u was never given out (next is %llu)",
+                          (unsigned long long)ticket, channel_index, (unsigned long long)head);
+    const uint64_t *counter = source ? &k->source : &k->complete;
+    uint64_t deadline = 0;
+    backoff b = {0};
+    for (;;) {
+        /* The counter first: a failure is published before the counter passes its ticket (ERR-2). */
+        const uint64_t value = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+        const uint64_t failed = __atomic_load_n(&k->failed, __ATOMIC_ACQUIRE);
+        if (UNLIKELY(failed <= ticket)) {
+            status = wait_failure(comm, channel_index, ticket);
+            if (status != UCCL_EP_OK) return status;
+        }
+        if ((int64_t)(value - ticket) > 0) return UCCL_EP_OK;
+        if ((status = check_usable(comm)) != UCCL_EP_OK) return status;
+        if (__atomic_load_n(&k->status, __ATOMIC_ACQUIRE) == UCCL_EP_CHANNEL_CLOSED &&
+            (int64_t)(ticket - __atomic_load_n(&k->tail, __ATOMIC_ACQUIRE)) >= 0) {
+            fail_local(UCCL_EP_E_CLOSED, "PRG-3",
+                       "channel %u was closed before ticket %llu was taken: see errors(), then reset", channel_index,
+                       (unsigned long long)ticket);
+            last_error_slot()->channel = channel_index;
+            last_error_slot()->ticket = ticket;
+            return UCCL_EP_E_CLOSED;
+        }
+        if (!deadline) deadline = deadline_of(comm, timeout_ns);
+        if (comm_now(comm) >= deadline) {
+            if (!timeout_ns) return UCCL_EP_IN_PROGRESS;
+            return channel_deadline(comm, channel_index, ticket, source ? "free at its source" : "complete", timeout_ns);
+        }
+        backoff_wait(comm, &b);
+    }
+}
+
+uccl_ep_status uccl_ep_wait(uccl_ep_comm *comm, uint32_t channel, uint64_t ticket, uint64_t timeout_ns) {
+    return wait_counter(comm, channel, ticket, false, timeout_ns);
+}
+
+uccl_ep_status uccl_ep_wait_source(uccl_ep_comm *comm, uint32_t channel, uint64_t ticket, uint64_t timeout_ns) {
+    return wait_counter(comm, channel, ticket, true, timeout_ns);
+}
+
+static uccl_ep_status quiet(uccl_ep_comm *comm, uint32_t channel_index, bool source, uint64_t timeout_ns) {
+    uccl_ep_status status = check_usable(comm);
+    if (status != UCCL_EP_OK) return status;
+    if (channel_index != UCCL_EP_NO_CHANNEL && channel_index >= comm->channels)
+        return fail_local(UCCL_EP_E_RANGE, "QUI-2", "channel %u of %u", channel_index, comm->channels);
+    const uint64_t begin = comm_now(comm);
+    const bool all = channel_index == UCCL_EP_NO_CHANNEL;
+    if (timeout_ns == UCCL_EP_TIMEOUT_DEFAULT) timeout_ns = comm->config.timeout_ns;
+    for (uint32_t i = all ? 0 : channel_index; i < (all ? comm->channels : channel_index + 1); i++) {
+        if (FAULT(quiet_one_channel) && i) break;
+        const uint64_t head = __atomic_load_n(&comm->channel_of[i]->producer->head, __ATOMIC_ACQUIRE);
+        if (head == comm->config.first_ticket) continue;
+        /* One deadline for all channels. */
+        const uint64_t spent = comm_now(comm) - begin;
+        status = wait_counter(comm, i, head - 1, source, timeout_ns > spent ? timeout_ns - spent : 0);
+        if (status == UCCL_EP_IN_PROGRESS && timeout_ns)
+            return channel_deadline(comm, i, head - 1, source ? "free at its source" : "complete", timeout_ns);
+        if (status != UCCL_EP_OK) return status;
+    }
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status uccl_ep_quiet(uccl_ep_comm *comm, uint32_t channel, uint64_t timeout_ns) {
+    return quiet(comm, channel, false, timeout_ns);
+}
+
+uccl_ep_status uccl_ep_quiet_source(uccl_ep_comm *comm, uint32_t channel, uint64_t timeout_ns) {
+    return quiet(comm, channel, true, timeout_ns);
+}
+
+uccl_ep_status uccl_ep_read_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t *value) {
+    const uccl_ep_status status = check_usable(comm);
+    if (status != UCCL_EP_OK) return status;
+    if (!value || slot >= comm->config.signals)
+        return fail_local(UCCL_EP_E_RANGE, "SIG-1", "slot %u of %u signals", slot, comm->config.signals);
+    *value = __atomic_load_n(&comm->signal_words[slot], __ATOMIC_ACQUIRE);
+    return UCCL_EP_OK;
+}
+
+/* The lowest lost rank that nobody excluded, or NONE. */
+static uint32_t lost_rank(uccl_ep_comm *comm, uint32_t source) {
+    if (source != UCCL_EP_ANY_RANK) return bitmap_test(comm->lost, source) ? source : NONE;
+    for (uint32_t w = 0; w < (comm->size + 63) / 64; w++) {
+        const uint64_t bits = atomic_load_explicit(&comm->lost[w], memory_order_acquire) &
+                              ~atomic_load_explicit(&comm->excluded[w], memory_order_acquire);
+        if (bits) return w * 64 + (uint32_t)__builtin_ctzll(bits);
+    }
+    return NONE;
+}
+
+uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source, uint64_t timeout_ns,
+                                   uint64_t *seen) {
+    uint64_t word = 0;
+    uccl_ep_status status = uccl_ep_read_signal(comm, slot, &word);
+    if (status != UCCL_EP_OK) return status;
+    if (source != UCCL_EP_ANY_RANK && source >= comm->size)
+        return fail_local(UCCL_EP_E_RANGE, "SIG-1", "rank %u of %u", source, comm->size);
+    uint64_t deadline = 0;
+    backoff b = {0};
+    for (;;) {
+        if ((int64_t)(word - value) >= 0) {
+            if (seen) *seen = word;
+            return UCCL_EP_OK;
+        }
+        const uint32_t lost = lost_rank(comm, source);
+        /* What the lost rank had sent is there, or will never be: one more look after it was known to be lost. */
+        word = __atomic_load_n(&comm->signal_words[slot], __ATOMIC_ACQUIRE);
+        if ((int64_t)(word - value) >= 0) continue;
+        if (seen) *seen = word;
+        if (lost != NONE) {
+            fail_local(UCCL_EP_E_PEER_LOST, "ERR-5",
+                       "rank %u was lost while signal %u was at %llu and %llu was waited for: exclude(%u) to go on without it", lost,
+                       slot, (unsigned long long)word, (unsigned long long)value, lost);
+            last_error_slot()->peer = lost;
+            last_error_slot()->rank = comm->rank;
+            return UCCL_EP_E_PEER_LOST;
+        }
+        if ((status = check_usable(comm)) != UCCL_EP_OK) return status;
+        if (!deadline) deadline = deadline_of(comm, timeout_ns);
+        if (comm_now(comm) >= deadline) {
+            if (!timeout_ns) return UCCL_EP_IN_PROGRESS;
+            fail_local(UCCL_EP_E_DEADLINE, "ERR-1", "signal %u is at %llu and did not reach %llu within %.3f s", slot,
+                       (unsigned long long)word, (unsigned long long)value,
+                       (double)(timeout_ns == UCCL_EP_TIMEOUT_DEFAULT ? comm->config.timeout_ns : timeout_ns) / 1e9);
+            last_error_slot()->rank = comm->rank;
+            last_error_slot()->peer = source;
+            return UCCL_EP_E_DEADLINE;
+        }
+        backoff_wait(comm, &b);
+    }
+}
+
+uccl_ep_status uccl_ep_progress(uccl_ep_comm *comm, uint32_t *worked) {
+    const uccl_ep_status status = check_usable(comm);
+    if (status != UCCL_EP_OK) return status;
+    if (comm->config.progress != UCCL_EP_PROGRESS_CALLER)
+        return fail_local(UCCL_EP_E_INVALID, "PRG-1", "the communicator has threads of its own: progress is theirs");
+    uint32_t any = 0;
+    for (uint32_t i = 0; i < comm->config.proxies; i++) any |= proxy_pass(&comm->proxies[i]);
+    if (worked) *worked = any;
+    return UCCL_EP_OK;
+}
