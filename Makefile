@@ -63,6 +63,7 @@ $(STAMPS)/test-tools: $(STAMPS)/build
 # Python files are then used from the checkout; after a change in C or in a header, run it again.
 develop: $(STAMPS)/setup-run
 	$(BIN)/python -m pip install -q -e '.[test]'
+	@rm -f $(STAMPS)/build $(STAMPS)/test-tools
 
 clean:
 	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

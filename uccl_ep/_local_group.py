@@ -6,8 +6,8 @@ behind. Frames are fixed headers and bytes of a checked length; nothing received
 
 A collective completes when every rank has asked for it. It fails for all of them, with the reason, as soon as one rank
 is gone (its end of the pair is closed, which the kernel does however the process ends), when a rank asks for another
-kind, or when the earliest deadline passes. Collectives are numbered, so a rank that comes late to a failed one is told, and the next
-one is in step again; a rank's very first request joins whatever the others are at.
+kind, or when the earliest deadline passes. Collectives are numbered, so a rank that comes late to a failed one is told,
+and the next one is in step again; a rank's very first request joins whatever the others are at.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ Every one carries `record`, the facts (who, whom, which command), and `advice`, 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,6 +100,10 @@ class UcclEpError(RuntimeError):
     def advice(self) -> str:
         """What this kind of failure means and what to do, from status.h."""
         return _native.status_text(self.record.status)
+
+    def retold(self, old: str, new: str) -> UcclEpError:
+        """The same failure with a part of its text replaced."""
+        return type(self)(dataclasses.replace(self.record, text=self.record.text.replace(old, new)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.record,)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guarded pointer to a C communicator.
+
+The C API wants destroy and reset to be alone. Python threads post and wait at any time, so every call passes through
+here: it is counted in and out, and whoever wants to be alone keeps newcomers out and waits for the last to leave.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import _native, info
+from ._native import lib
+from .errors import ChannelClosed, CommandError, DeadlineExceeded, ForkedError
+
+# A wait of the main thread comes up for air so often, since Python's signal handlers run only between calls.
+_BREATH = 0.2
+# How long close() waits for calls that an abort has just ended.
+_CLOSE_SECONDS = 10.0
+
+
+class Handle:
+    def __init__(self) -> None:
+        self.pointer: Any = _native.NULL
+        self.keep: list[Any] = []  # what C points to: callbacks' contexts
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._inside = 0
+        self._alone = False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self.pointer == _native.NULL
+
+    # ------------------------------------------------------------------------------------------------------- calling
+
+    def call(self, function: Callable[..., int], *arguments: Any) -> int:
+        """Returns OK or IN_PROGRESS; raises anything else."""
+        self._enter()
+        try:
+            status = function(self.pointer, *arguments)
+            if status < 0:
+                raise info.last_error(status)
+            return status
+        except (OverflowError, TypeError) as error:
+            raise CommandError(f"not a valid argument: {error}") from None
+        finally:
+            self._leave()
+
+    def wait(self, function: Callable[..., int], *arguments: Any, timeout: float | None, default: float) -> bool:
+        """A wait whose last C argument is the timeout. False: it was a poll (timeout 0) and is not finished."""
+        total = default if timeout is None else timeout
+        if total <= _BREATH or threading.current_thread() is not threading.main_thread():
+            return self.call(function, *arguments, _native.nanoseconds(total)) == _native.OK
+        end = time.monotonic() + total
+        while True:
+            breath = min(_BREATH, max(end - time.monotonic(), 1e-6))
+            try:
+                self.call(function, *arguments, _native.nanoseconds(breath))
+                return True
+            except DeadlineExceeded as error:
+                if time.monotonic() >= end:
+                    raise error.retold(f"within {breath:.3f} s", f"within {total:.3f} s") from None
+
+    def _enter(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError("this communicator belongs to the parent process; make one of its own in the child")
+        with self._lock:
+            while self._alone and not self._closed:
+                self._changed.wait()
+            if self._closed or self.pointer == _native.NULL:
+                raise ChannelClosed("this communicator is closed")
+            self._inside += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._changed.notify_all()
+
+    # --------------------------------------------------------------------------------------------------- being alone
+
+    def call_alone(self, function: Callable[..., int], *arguments: Any, timeout: float) -> int:
+        """With no other call inside; those that come meanwhile wait until it is over."""
+        self._enter()
+        with self._lock:
+            self._alone = True
+            self._inside -= 1
+            try:
+                if not self._changed.wait_for(lambda: self._inside == 0 or self._closed, timeout):
+                    raise DeadlineExceeded(
+                        f"{self._inside} other calls on this communicator did not end within {timeout:g} s: "
+                        "end its waits before a reset"
+                    )
+                if self._closed:
+                    raise ChannelClosed("this communicator is closed")
+                self._inside += 1
+            except BaseException:
+                self._alone = False
+                self._changed.notify_all()
+                raise
+        try:
+            status = function(self.pointer, *arguments)
+            if status < 0:
+                raise info.last_error(status)
+            return status
+        finally:
+            with self._lock:
+                self._alone = False
+            self._leave()
+            with self._lock:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the waits of other threads, wait until they are out, destroy. Again, or in a forked child: nothing."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._closed or self.pointer == _native.NULL:
+                return
+            self._closed = True
+            self._changed.notify_all()
+            busy = self._inside > 0
+        if busy:
+            lib.uccl_ep_abort(self.pointer, b"closed while calls were in progress")
+        with self._lock:
+            # A call that an abort does not end is a bug below; memory that it may still use is then better leaked.
+            if not self._changed.wait_for(lambda: self._inside == 0, _CLOSE_SECONDS):
+                raise DeadlineExceeded(f"{self._inside} calls did not end within {_CLOSE_SECONDS:g} s of the abort")
+            pointer, self.pointer = self.pointer, _native.NULL
+        lib.uccl_ep_comm_destroy(pointer)
+        self.keep.clear()

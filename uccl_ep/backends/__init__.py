@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which NICs this installation can drive: the entry-point group `uccl_ep.backends`, or any shared library by its path.
+
+A package that brings a backend names a module in that group. The module has `SUMMARY`, one line; `library()`, the path
+of the shared library; and `doctor()`, its checks of this machine (see uccl_ep.doctor). It must import without its NIC.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from .. import errors
+
+if TYPE_CHECKING:
+    from ..doctor import Check
+    from ..info import BackendInfo
+
+GROUP = "uccl_ep.backends"
+_PROBE_SECONDS = 20.0
+# Not from the current folder, which may hold anything, also a source tree of uccl_ep. The answer is the last line, since a
+# library may print when it is loaded.
+_PROBE = """
+import sys
+sys.path = [path for path in sys.path if path]
+from uccl_ep.backends import probe_json
+print("\\n" + probe_json(sys.argv[1]))
+"""
+
+
+class BackendModule(Protocol):
+    SUMMARY: str
+
+    def library(self) -> Path: ...
+
+    def doctor(self) -> Sequence[Check]: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str  # of the entry point, or of the file
+    library: Path
+    summary: str = ""
+    module: BackendModule | None = None  # None: given by path
+
+
+@functools.cache
+def _registered() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def names() -> list[str]:
+    return sorted(_registered())
+
+
+def find(spec: str | os.PathLike[str]) -> Backend:
+    """By name, or by path: a Path, or a text with a slash or ending in .so."""
+    text = os.fspath(spec)
+    if not isinstance(spec, str) or os.sep in text or text.endswith(".so"):
+        path = Path(text).absolute()
+        if not path.is_file():
+            raise errors.NotABackend(f"no such file: {path}")
+        return Backend(path.name, path)
+    entry = _registered().get(text)
+    if entry is None:
+        raise errors.NotABackend(
+            f"no backend named {text!r}; {errors.nearest(text, names())} (or give the path of a shared library)"
+        )
+    try:
+        module = cast(BackendModule, entry.load())
+        return Backend(text, module.library(), module.SUMMARY, module)
+    except errors.UcclEpError:
+        raise
+    except Exception as error:
+        raise errors.NotABackend(f"backend {text!r} ({entry.value}) cannot be loaded: {error}") from error
+
+
+def probe(library: str | os.PathLike[str]) -> BackendInfo:
+    """Ask a library who it is and which NICs it sees, in this process."""
+    from .. import _native, info
+    from .._native import ffi, lib
+
+    name, version = ffi.new("char[64]"), ffi.new("char[64]")
+    room = 0
+    while True:
+        devices = ffi.new("uccl_ep_device_info[]", max(room, 1))
+        for device in devices:
+            device.size = ffi.sizeof("uccl_ep_device_info")
+        count = ffi.new("uint32_t *", room)
+        status = lib.uccl_ep_backend_probe(os.fsencode(library), name, version, devices, count)
+        if status < 0:
+            raise info.last_error(status)
+        if count[0] <= room:
+            break
+        room = count[0]
+    found = tuple(info.device_from(devices[index]) for index in range(count[0]))
+    return info.BackendInfo(_native.text(name), _native.text(version), Path(library), found)
+
+
+def probe_apart(library: str | os.PathLike[str]) -> BackendInfo:
+    """The same in a process of its own: a library that crashes or hangs must not hide the others."""
+    from .. import info
+
+    command = [sys.executable, "-c", _PROBE, os.fspath(library)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise errors.BackendFault(f"{library} did not answer within {_PROBE_SECONDS:g} s") from None
+    except (ValueError, IndexError):
+        how = f"was killed by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        last = f": {said[-1]}" if said else ""
+        raise errors.BackendFault(f"loading {library} ended the process that did it: it {how}{last}") from None
+    if "error" in answer:
+        raise errors.from_record(errors.ErrorRecord(**answer["error"]))
+    devices = tuple(info.DeviceInfo(**{**device, "caps": info.Caps(**device["caps"])}) for device in answer["devices"])
+    return info.BackendInfo(answer["name"], answer["version"], Path(library), devices)
+
+
+def probe_json(library: str) -> str:
+    """What the other process of probe_apart prints."""
+    try:
+        found = probe(library)
+    except errors.UcclEpError as error:
+        return json.dumps({"error": asdict(error.record)})
+    return json.dumps({"name": found.name, "version": found.version, "devices": [asdict(one) for one in found.devices]})
