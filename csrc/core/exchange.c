@@ -21,7 +21,7 @@ typedef struct header {
 
 uccl_ep_status exchange(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, const char *step, uccl_ep_status mine,
                         const void *payload, uint32_t bytes, void *all) {
-    const uint32_t stride = (uint32_t)sizeof(header) + bytes;
+    const uint32_t stride = (uint32_t)sizeof(header) + (bytes + 7u) / 8u * 8u;
     const uint32_t size = bootstrap->size;
     char *send = calloc(1, stride);
     char *received = calloc(size, stride);
