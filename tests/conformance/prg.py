@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress, limits, threads: PRG-1 to PRG-3, LIM-1, THR-1."""
+
+from __future__ import annotations
+
+import numpy as np
+from uccl_ep.conformance.context import Context
+from uccl_ep.conformance.registry import case
+from uccl_ep.errors import Aborted, ChannelClosed, DeadlineExceeded, UcclEpError
+
+from ._tools import SIGNAL, Layout, commands, message, neighbours, put_command
+
+
+@case("prg1.no_further_call", clauses=("PRG-1", "SIG-1"), weak=True)
+def no_further_call(ctx: Context) -> None:
+    """Who posts and then makes no call of the library at all is served; the reader polls memory alone."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    for k in range(20):
+        b.place(layout.source(to) + k * 4096, message(ctx, 4096, ctx.rank, to, k))
+        b.channel().put_signal(to, layout.source(to) + k * 4096, layout.landing(ctx.rank) + k * 4096, 4096, 0)
+    want = message(ctx, 4096, source, ctx.rank, 19)
+    at = layout.landing(source) + 19 * 4096
+    # Reads of the heap are no calls of the library: its own threads must do the work.
+    arrived = ctx.until(lambda: np.array_equal(b.heap[at : at + 4096], want))
+    ctx.check(arrived, "PRG-1", "posted commands are executed only while somebody calls the library")
+    b.wait_signal(0, 20)
+    for k in range(20):
+        b.expect(layout.landing(source) + k * 4096, message(ctx, 4096, source, ctx.rank, k))
+    b.expect_signal(0, 20)
+
+
+@case("prg1.counters", clauses=("PRG-1", "QUI-1"), ranks=(1, 2), comm={"channels": 2})
+def counters(ctx: Context) -> None:
+    """After 1000 commands every counter says 1000, and bytes and signals are as posted."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    size = 64
+    b.place(layout.source(to), message(ctx, size, ctx.rank, to, 0))
+    for k in range(1000):
+        if k % 4:
+            b.channel(1).put(to, layout.source(to), layout.landing(ctx.rank), size)
+            b.channel(1).quiet()
+        else:
+            b.channel(1).signal(to, 0)
+    b.quiet(1)
+    stats = b.channel(1).stats()
+    for name, want in (("posted", 1000), ("taken", 1000), ("source", 1000), ("complete", 1000), ("failed", 0),
+                       ("bytes", 750 * size), ("signals", 250)):  # fmt: skip
+        ctx.check_equal(stats[name], want, "PRG-1", f"after 1000 commands the counter {name} is wrong")
+    ctx.check_equal(b.channel(0).stats()["posted"], 0, "PRG-1", "commands were counted on another channel")
+    ctx.barrier()
+    b.expect(layout.landing(source), message(ctx, size, source, ctx.rank, 0))
+    b.expect_signal(0, 250)
+
+
+@case("prg1.caller_drives", clauses=("PRG-1", "SIG-1"), ranks=(1, 2), comm={"progress": "caller"})
+def caller_drives(ctx: Context) -> None:
+    """Without threads of the library's own, its progress call and its waits move everything."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    for k in range(50):
+        b.place(layout.source(to) + k * 256, message(ctx, 256, ctx.rank, to, k))
+        ticket = ch.put_signal(to, layout.source(to) + k * 256, layout.landing(ctx.rank) + k * 256, 256, 0)
+        if k % 2:
+            ticket.wait()
+        else:
+            ctx.check(ctx.until(lambda t=ticket: b.comm.progress() is not None and t.done()), "PRG-1",  # type: ignore[misc]
+                      "progress calls do not complete a command")  # fmt: skip
+    ctx.barrier()
+    b.wait_signal(0, 50)
+    for k in range(50):
+        want = message(ctx, 256, source, ctx.rank, k)
+        b.compare(layout.landing(source) + k * 256, want, "PRG-1", "a command was not executed", k=k)
+        b.expect(layout.landing(source) + k * 256, want)
+    b.expect_signal(0, 50)
+
+
+def _starvation(ctx: Context, busy: tuple[int, ...], quiet_one: int, same_target: bool) -> None:
+    b = ctx.bench
+    layout = Layout(b)
+    target = 1
+    other = target if same_target or ctx.size == 2 else 2
+    slots, size = 1 << int(b.comm.info.ring_log2), 32768
+    if ctx.rank == 0:
+        b.place(layout.source(target), message(ctx, size, 0, target, 0))
+        stop: list[int] = []
+
+        def flood(c: int) -> None:
+            batch = commands([put_command(target, layout.source(target), layout.landing(0) + c * size, size)] * (slots // 2))
+            while not stop:
+                b.channel(c).post_many(batch)
+
+        # Two a channel: while one batch waits for room the ring is full.
+        tasks = [ctx.spawn(flood, c) for c in busy for _ in range(2)]
+        worst = 0
+        try:
+            for k in range(15):
+                full = lambda: all(b.channel(c).stats()["posted"] - b.channel(c).stats()["taken"] >= slots // 2 for c in busy)  # noqa: E731
+                ctx.until(full, 1.0)
+                before = {c: b.channel(c).stats()["complete"] for c in busy}
+                try:
+                    b.channel(quiet_one).signal(other, 0).wait()
+                except DeadlineExceeded as error:
+                    ctx.fail("PRG-2", "a command beside saturated channels was never executed", error=str(error))
+                after = {c: b.channel(c).stats()["complete"] for c in busy}
+                worst = max(worst, *(after[c] - before[c] for c in busy))
+                # What was taken before it may be served before it: one window, one ring, and some of what came since.
+                ctx.check(worst <= 12 * slots, "PRG-2", "a saturated channel was served many laps ahead of a single command",
+                          laps=worst / slots, k=k)  # fmt: skip
+        finally:
+            stop.append(1)
+            ctx.join(tasks)
+        b.quiet()
+        ctx.share(worst)
+    else:
+        ctx.share(0)
+    if ctx.rank == target:
+        for c in busy:
+            want = message(ctx, size, 0, target, 0)
+            b.compare(layout.landing(0) + c * size, want, "PRG-2", "the saturated channels' own puts did not arrive", channel=c)
+            b.expect(layout.landing(0) + c * size, want)
+    if ctx.rank == other:
+        b.expect_signal(0, 15)
+
+
+@case("prg2.last_channel", clauses=("PRG-2",), ranks=(3,), needs=("threads",), timeout=40,
+      comm={"channels": 3, "ring_log2": 7, "heap_bytes": 4 << 20})  # fmt: skip
+def last_channel(ctx: Context) -> None:
+    """With all others saturated, a command on the last channel to another rank is served within a few laps."""
+    _starvation(ctx, (0, 1), 2, same_target=False)
+
+
+@case("prg2.first_channel", clauses=("PRG-2",), ranks=(2,), needs=("threads",), timeout=40, level="full",
+      comm={"channels": 3, "ring_log2": 7, "heap_bytes": 4 << 20})  # fmt: skip
+def first_channel(ctx: Context) -> None:
+    """The same for the first channel, to the rank that the others saturate."""
+    _starvation(ctx, (1, 2), 0, same_target=True)
+
+
+@case("prg2.stopped_target", clauses=("PRG-2", "SIG-1"), ranks=(3, 4), needs=("processes",), comm={"channels": 2})
+def stopped_target(ctx: Context) -> None:
+    """A stopped rank delays commands to itself at most: the others' go on among themselves."""
+    b = ctx.bench
+    stopped = ctx.size - 1
+    others = list(range(stopped))
+    ctx.barrier()
+    if ctx.rank == stopped:
+        ctx.barrier()
+        for source in others:
+            b.expect_signal(source, 50)
+        return
+    if ctx.rank == 0:
+        ctx.stop(stopped)
+    ctx.barrier(others)
+    to = others[(ctx.rank + 1) % len(others)]
+    for k in range(50):
+        b.channel(0).signal(stopped, ctx.rank)
+        b.channel(k % 2).signal(to, 9)
+    b.wait_signal(9, 50, "PRG-2")
+    b.expect_signal(9, 50)
+    ctx.barrier(others)
+    if ctx.rank == 0:
+        ctx.resume(stopped)
+    ctx.barrier()
+
+
+@case("prg3.two_slots", clauses=("PRG-3", "THR-1", "SIG-1"), ranks=(2,), needs=("threads",), comm={"ring_log2": 1}, weak=True)
+def two_slots(ctx: Context) -> None:
+    """A ring of two slots with four producers: they wait for each other, and nothing is lost."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    threads, n, size = 4, 150, 64
+
+    def post(t: int) -> None:
+        ch = b.channel()
+        for k in range(n):
+            at = (t * n + k) * size
+            ch.put_signal(to, layout.source(to) + at, layout.landing(ctx.rank) + at, size, t)
+
+    for k in range(threads * n):
+        b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, k))
+    ctx.barrier()
+    ctx.join([ctx.spawn(post, t) for t in range(threads)])
+    for t in range(threads):
+        b.wait_signal(t, n, "PRG-3")
+        b.expect_signal(t, n)
+    for k in range(threads * n):
+        want = message(ctx, size, source, ctx.rank, k)
+        b.compare(layout.landing(source) + k * size, want, "PRG-3", "a command was lost or overwritten in a full ring", k=k)
+        b.expect(layout.landing(source) + k * size, want)
+    ctx.check_equal(b.channel().stats()["posted"], threads * n, "PRG-3", "more or fewer commands than were posted")
+
+
+@case("prg3.full_ring", clauses=("PRG-3", "SIG-1", "PUB-2"), ranks=(2,), comm={"progress": "caller", "ring_log2": 4})
+def full_ring(ctx: Context) -> None:
+    """A full ring refuses who may not wait, takes nothing from it, and goes on once there is space."""
+    b = ctx.bench
+    to, _ = neighbours(ctx)
+    ch = b.channel()
+    for lap in range(5):
+        for k in range(16):
+            ch.signal(to, k, timeout=0)
+        for what in range(3):
+            with ctx.raises("PRG-3", UcclEpError, "a post to a full ring that may not wait"):
+                if what == 2:
+                    ch.post_many(commands([{"op": SIGNAL, "target": to, "slot": 0, "add": 1}] * 2), timeout=0)
+                else:
+                    ch.signal(to, 20, timeout=0)
+        ctx.check_equal(ch.stats()["posted"], 16 * (lap + 1), "PRG-3", "a refused post took a ticket")
+        if lap % 2:
+            ch.quiet()
+        elif not ctx.until(lambda lap=lap: b.comm.progress() is not None and ch.stats()["taken"] == 16 * (lap + 1)):  # type: ignore[misc]
+            ctx.fail("PRG-3", "a full ring is not drained")
+    ch.quiet()
+    ctx.barrier()
+    for k in range(16):
+        b.wait_signal(k, 5)
+        b.expect_signal(k, 5)
+
+
+@case("prg3.gives_up", clauses=("PRG-3", "ERR-1"), ranks=(2,), comm={"progress": "caller", "ring_log2": 4})
+def gives_up(ctx: Context) -> None:
+    """A producer that gives up waiting closes its channel with an error; what was posted before is not overwritten."""
+    b = ctx.bench
+    to, _ = neighbours(ctx)
+    ch = b.channel()
+    for k in range(16):
+        ch.signal(to, k)
+    with ctx.raises("PRG-3", DeadlineExceeded, "a wait for space that ends at its deadline"):
+        ch.signal(to, 20, timeout=1e-9)
+    closed = ctx.until(lambda: b.comm.progress() is not None and ch.stats()["state"] not in (0, "open"))
+    ctx.check(closed, "PRG-3", "a producer gave up its tickets and the channel stays open", state=str(ch.stats()["state"]))
+    with ctx.raises("PRG-3", ChannelClosed, "a post to the closed channel"):
+        ch.signal(to, 21)
+    with ctx.raises("PRG-3", UcclEpError, "a quiet over the tickets that were given up"):
+        ch.quiet()
+    records = [r for r in b.comm.errors() if r.clause == "PRG-3"]
+    ctx.check(bool(records) and records[0].channel == 0, "PRG-3", "no record tells that a producer gave up")
+    ctx.barrier()
+    for k in range(16):
+        b.wait_signal(k, 1, "PRG-3")  # posted before: neither lost nor overwritten
+        b.expect_signal(k)
+    for slot in (20, 21):
+        ctx.check_equal(b.comm.read_signal(slot), 0, "PRG-3", "a command that was given up was executed", slot=slot)
+    b.reset()
+    ch.signal(to, 3).wait()
+    b.wait_signal(3, 1, "PRG-3")
+    b.expect_signal(3)
+
+
+@case("prg3.abort_ends_the_wait", clauses=("PRG-3", "ABT-1"), ranks=(1,), needs=("threads",),
+      comm={"progress": "caller", "ring_log2": 2})  # fmt: skip
+def abort_ends_the_wait(ctx: Context) -> None:
+    """A producer that waits for space is woken by abort."""
+    b = ctx.bench
+    for _ in range(4):
+        b.channel().signal(0, 0)
+    b.comm.abort("test")
+    b.broken = True
+    with ctx.raises("PRG-3", Aborted, "a post after abort"):
+        b.channel().signal(0, 0)
+    with ctx.raises("ABT-1", Aborted, "a wait after abort"):
+        b.channel().quiet()
+
+
+def _producers(ctx: Context, threads: int, n: int) -> None:
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    size = 64
+    assert threads * n * size <= layout.room
+    for k in range(threads * n):
+        b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, k))
+    ctx.barrier()
+
+    def post(t: int) -> list[int]:
+        ch = b.channel()
+        mine = []
+        for k in range(n):
+            at = (t * n + k) * size
+            mine.append(ch.put_signal(to, layout.source(to) + at, layout.landing(ctx.rank) + at, size, t).value)
+        return mine
+
+    tickets = ctx.join([ctx.spawn(post, t) for t in range(threads)])
+    for mine in tickets:
+        ctx.check(all(a < z for a, z in zip(mine[:-1], mine[1:], strict=True)), "THR-1", "tickets of one thread are not in order")
+    flat = sorted(t for mine in tickets for t in mine)
+    ctx.check_equal(len(set(flat)), threads * n, "THR-1", "two commands got the same ticket")
+    ctx.check_equal(flat[-1] - flat[0] + 1, threads * n, "THR-1", "tickets are missing")
+    for t in range(threads):
+        b.wait_signal(t, n)
+        b.expect_signal(t, n)
+    for k in range(threads * n):
+        want = message(ctx, size, source, ctx.rank, k)
+        b.compare(layout.landing(source) + k * size, want, "THR-1", "a command of one of many producers was lost or torn", k=k)
+        b.expect(layout.landing(source) + k * size, want)
+
+
+@case("thr1.eight_producers", clauses=("THR-1", "SIG-1"), ranks=(2,), needs=("threads",),
+      comm={"ring_log2": 5, "heap_bytes": 2 << 20}, weak=True)  # fmt: skip
+def eight_producers(ctx: Context) -> None:
+    """Eight threads post to one channel with a short ring."""
+    _producers(ctx, 8, 200)
+
+
+@case("thr1.eight_producers_each", clauses=("THR-1", "SIG-1"), ranks=(4,), needs=("threads",), level="full", timeout=40,
+      comm={"ring_log2": 8, "heap_bytes": 8 << 20})  # fmt: skip
+def eight_producers_each(ctx: Context) -> None:
+    """The same on four ranks at once."""
+    _producers(ctx, 8, 400)
+
+
+@case("thr1.post_wait_and_read", clauses=("THR-1", "SIG-1", "QUI-1"), ranks=(2,), needs=("threads",), comm={"channels": 2})
+def post_wait_and_read(ctx: Context) -> None:
+    """Threads that post, wait for tickets, for signals and for quiet at the same time do not disturb each other."""
+    b = ctx.bench
+    to, _ = neighbours(ctx)
+    n = 150
+
+    def post(t: int) -> None:
+        for k in range(n):
+            ticket = b.channel(t % 2).signal(to, t)
+            if k % 7 == 0:
+                ticket.wait()
+            if k % 50 == 0:
+                b.channel(t % 2).quiet()
+
+    def read(t: int) -> None:
+        for k in range(1, n + 1, 10):
+            b.wait_signal(t, k)
+
+    def quiet() -> None:
+        for _ in range(20):
+            b.quiet()
+            b.comm.quiet_source()
+
+    ctx.join([ctx.spawn(post, t) for t in range(3)] + [ctx.spawn(read, t) for t in range(3)] + [ctx.spawn(quiet)])
+    b.quiet()
+    ctx.barrier()
+    for t in range(3):
+        ctx.check_equal(b.comm.read_signal(t), n, "THR-1", "signals of concurrent threads are missing", thread=t)
+        b.expect_signal(t, n)

@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals: SIG-1 to SIG-7, MEM-3."""
+
+from __future__ import annotations
+
+import numpy as np
+from uccl_ep.conformance.context import Context
+from uccl_ep.conformance.registry import case
+from uccl_ep.errors import CapabilityError
+
+from ._tools import FINE_SIZES, MASK, SIGNAL, SIZES, Layout, commands, message, neighbours, send_round
+
+
+@case("sig1.exact_sum", clauses=("SIG-1",), weak=True)
+def exact_sum(ctx: Context) -> None:
+    """Adds of any 64-bit value, through 2^64, sum up exactly."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    ch = b.channel()
+    edges = [0, 1, 0xFFFFFFFF, 1 << 32, 1 << 63, MASK, MASK - 1, 0x0102030405060708, 8191, 8192]
+
+    def values(rank: int) -> list[int]:
+        rng = np.random.default_rng([ctx.seed, rank])
+        return edges + [int(v) for v in rng.integers(0, 1 << 63, 90)]
+
+    for i, value in enumerate(values(ctx.rank)):
+        ch.signal(to, i % 5, value)
+    ch.quiet()
+    ctx.barrier()
+    for i, value in enumerate(values(source)):
+        b.expect_signal(i % 5, value)
+    for slot in range(5):
+        ctx.check_equal(b.comm.read_signal(slot), b.words[slot], "SIG-1", "a sum of 64-bit adds is wrong", slot=slot)
+
+
+@case("sig1.add_of_zero", clauses=("SIG-1", "QUI-1"), ranks=(2,), weak=True)
+def add_of_zero(ctx: Context) -> None:
+    """An add of zero takes a ticket and changes nothing."""
+    b = ctx.bench
+    to, _ = neighbours(ctx)
+    ch = b.channel()
+    before = ch.stats()["posted"]
+    ch.signal(to, 4, 0)
+    ch.put_signal(to, 0, 0, 0, 4, 0).wait()
+    ctx.check_equal(ch.stats()["posted"] - before, 2, "SIG-1", "an add of zero does not take a ticket")
+    ctx.barrier()
+    ctx.check_equal(b.comm.read_signal(4), 0, "SIG-1", "an add of zero changed the word")
+
+
+def _back_to_back(ctx: Context) -> None:
+    b = ctx.bench
+    to, _ = neighbours(ctx)
+    ch = b.channel()
+    for _ in range(64):
+        ch.signal(to, 0)
+    for _ in range(64):
+        ch.put_signal(to, 0, 0, 0, 0)
+    b.wait_signal(0, 128)
+    ch.quiet()
+    ctx.barrier()
+    ctx.check_equal(b.comm.read_signal(0), 128, "SIG-1", "of 128 signals in a row some are lost, or counted twice")
+    # The same in batches, to words that take turns, so that neighbours in the queue are alike and are not.
+    for pattern in ((1, 1, 1, 1), (1, 2, 1, 2), (1, 1, 2, 2), (3, 2, 1, 1)):
+        ch.post_many(commands([{"op": SIGNAL, "target": to, "slot": s, "add": 1} for s in pattern * 16]))
+        for s in pattern * 16:
+            b.expect_signal(s)
+    b.expect_signal(0, 128)
+    ch.quiet()
+    ctx.barrier()
+    for slot in range(4):
+        ctx.check_equal(b.comm.read_signal(slot), b.words[slot], "SIG-1", "a batch of signals was not counted exactly once",
+                        slot=slot)  # fmt: skip
+
+
+@case("sig1.back_to_back", clauses=("SIG-1",), weak=True)
+def back_to_back(ctx: Context) -> None:
+    """64 signals and 64 put_signals of nothing in a row to one word all count."""
+    _back_to_back(ctx)
+
+
+@case("sig1.back_to_back_in_ones", clauses=("SIG-1",), ranks=(2,), comm={"max_inflight_peer": 1}, weak=True)
+def back_to_back_in_ones(ctx: Context) -> None:
+    """The same with one operation outstanding at a time."""
+    _back_to_back(ctx)
+
+
+@case("sig1.back_to_back_in_twos", clauses=("SIG-1",), ranks=(2,), comm={"max_inflight_peer": 2, "ring_log2": 6}, weak=True)
+def back_to_back_in_twos(ctx: Context) -> None:
+    """The same with two operations outstanding and a short ring."""
+    _back_to_back(ctx)
+
+
+@case("sig1.wide", clauses=("SIG-1", "PUT-4", "SIG-3"), ranks=(2,), comm={"signals": 70000}, weak=True)
+def wide(ctx: Context) -> None:
+    """Slots and adds that do not fit a PUT_SIGNAL command are not cut."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    pairs = [(16383, 8191), (16384, 1), (0, 8192), (69999, 1 << 63), (65536, 0x1234567890), (16384 + 5, 8192), (5, 1)]
+    for k, (slot, add) in enumerate(pairs):
+        b.place(layout.source(to) + k * 64, message(ctx, 64, ctx.rank, to, k))
+        ticket = ch.put_signal(to, layout.source(to) + k * 64, layout.landing(ctx.rank) + k * 64, 64, slot, add)
+        b.expect_signal(slot, add)
+        ticket.wait()
+        ctx.barrier()
+        ctx.check_equal(b.comm.read_signal(slot), b.words[slot], "SIG-1", "a wide put_signal added something else",
+                        slot=slot, add=add)  # fmt: skip
+        want = message(ctx, 64, source, ctx.rank, k)
+        b.compare(layout.landing(source) + k * 64, want, "SIG-3", "a wide put_signal did not bring its bytes", slot=slot)
+        b.expect(layout.landing(source) + k * 64, want)
+        ch.signal(to, slot, 3)
+        b.expect_signal(slot, 3)
+    ch.quiet()
+    ctx.barrier()
+
+
+@case("sig1.first_act", clauses=("SIG-1", "SIG-4"), ranks=(4,), needs=("processes",), timeout=40)
+def first_act(ctx: Context) -> None:
+    """A signal that a quick peer sends as its first act is not wiped by a slower one's start."""
+    for repeat in range(12):
+        if ctx.rank == 3 and repeat % 4 == 1:
+            # In the middle of the others' construction, for long enough that they are done first where that is possible.
+            ctx.spawn(lambda: ctx.stop(3, 0.15))
+        b = ctx.open(settle=False)
+        for peer in ctx.others:
+            b.channel().signal(peer, 0)
+            b.expect_signal(0)
+        b.wait_signal(0, ctx.size - 1)
+        ctx.check_equal(b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat)
+        ctx.close(b)
+
+
+@case("sig1.first_act_often", clauses=("SIG-1", "SIG-4"), ranks=(4,), level="full", timeout=120)
+def first_act_often(ctx: Context) -> None:
+    """The same, a hundred times without a pause."""
+    for repeat in range(100):
+        b = ctx.open(settle=False)
+        for peer in ctx.others:
+            b.channel().signal(peer, 0)
+            b.expect_signal(0)
+        b.wait_signal(0, ctx.size - 1)
+        ctx.check_equal(b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat)
+        ctx.close(b)
+
+
+@case("sig2.sizes", clauses=("SIG-2", "SIG-1"), comm={"heap_bytes": 4 << 20}, weak=True)
+def strong_sizes(ctx: Context) -> None:
+    """A put and then a signal, every size: the signal shows the whole put."""
+    send_round(ctx, ctx.bench, SIZES, fused=False)
+
+
+@case("sig2.sizes_fine", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 4 << 20, "granularity": 4}, weak=True)
+def strong_sizes_fine(ctx: Context) -> None:
+    """The same in granules of 4 bytes."""
+    send_round(ctx, ctx.bench, FINE_SIZES, fused=False)
+
+
+@case("sig2.many_puts_one_signal", clauses=("SIG-2", "SIG-1"), comm={"heap_bytes": 4 << 20}, weak=True)
+def many_puts(ctx: Context) -> None:
+    """One signal shows all of 64 puts of mixed sizes, and of the rounds before."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    rounds, puts, cell = 3, 64, 2048
+
+    def plan(sender: int, r: int) -> list[int]:
+        rng = np.random.default_rng([ctx.seed, sender, r])
+        return [int(n) * 16 for n in rng.integers(0, cell // 16, puts)]
+
+    assert rounds * puts * cell <= layout.room
+    for r in range(rounds):
+        for i, n in enumerate(plan(ctx.rank, r)):
+            at = (r * puts + i) * cell
+            b.place(layout.source(to) + at, message(ctx, n, ctx.rank, to, r * puts + i))
+            ch.put(to, layout.source(to) + at, layout.landing(ctx.rank) + at, n)
+        ch.signal(to, 0)
+    for r in range(rounds):
+        b.wait_signal(0, r + 1)
+        for i, n in enumerate(plan(source, r)):
+            at = layout.landing(source) + (r * puts + i) * cell
+            want = message(ctx, n, source, ctx.rank, r * puts + i)
+            b.compare(at, want, "SIG-2", "a signal is visible and a put before it is not", round=r, put=i)
+            b.expect(at, want)
+        b.expect_signal(0)
+
+
+@case("sig2.chunks_in_order", clauses=("SIG-2", "SIG-5", "SIG-1"), comm={"heap_bytes": 2 << 20}, weak=True)
+def chunks(ctx: Context) -> None:
+    """A counter at k shows chunks 0 to k - 1, whatever came by then."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    n, cell = 64, 2048
+    for k in range(n):
+        size = cell - k % 3 * 16
+        b.place(layout.source(to) + k * cell, message(ctx, size, ctx.rank, to, k))
+        ch.put_signal(to, layout.source(to) + k * cell, layout.landing(ctx.rank) + k * cell, size, 6)
+    shown = 0
+    while shown < n:
+        now = min(b.wait_signal(6, shown + 1), n)
+        for k in range(shown, now):
+            want = message(ctx, cell - k % 3 * 16, source, ctx.rank, k)
+            b.compare(layout.landing(source) + k * cell, want, "SIG-2", "the counter passed a chunk that is not there", k=k,
+                      counter=now)  # fmt: skip
+            b.expect(layout.landing(source) + k * cell, want)
+        shown = now
+    b.expect_signal(6, n)
+
+
+@case("sig2.large_then_signal", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 40 << 20}, weak=True)
+def large_then_signal(ctx: Context) -> None:
+    """A signal right behind 18 MiB does not overtake their last byte."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    n, half = 18 << 20, b.heap.size // 2
+    b.place(0, message(ctx, n, ctx.rank, to, 0))
+    ctx.barrier()
+    b.channel().put(to, 0, half, n)
+    b.channel().signal(to, 0)
+    b.wait_signal(0, 1)
+    want = message(ctx, n, source, ctx.rank, 0)
+    b.compare(half + n - 65536, want[-65536:], "SIG-2", "a signal overtook the end of a large put")
+    b.compare(half, want, "SIG-2", "a signal overtook a part of a large put")
+    b.expect(half, want)
+    b.expect_signal(0)
+
+
+@case("sig2.beside_busy_channels", clauses=("SIG-2", "SIG-1"), ranks=(2, 3), weak=True, timeout=30,
+      comm={"channels": 4, "heap_bytes": 4 << 20})  # fmt: skip
+def beside_busy_channels(ctx: Context) -> None:
+    """Signals show the puts of their channel while other channels pour data at the same target."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    room = layout.room // 4 // 4096 * 4096
+    rounds, cell = 25, 4096
+    bulk = room
+    for c in range(4):
+        b.place(layout.source(to) + c * room, message(ctx, bulk, ctx.rank, to, 1000 + c))
+    for r in range(rounds):
+        # Channel 0 carries the messages; the others repeat their bulk, the same bytes to the same place.
+        for c in (1, 2, 3):
+            b.channel(c).put(to, layout.source(to) + c * room, layout.landing(ctx.rank) + c * room, bulk)
+        b.place(layout.source(to) + r * cell, message(ctx, cell, ctx.rank, to, r))
+        b.channel(0).put(to, layout.source(to) + r * cell, layout.landing(ctx.rank) + r * cell, cell - 16)
+        b.channel(0).put(to, layout.source(to) + r * cell + cell - 16, layout.landing(ctx.rank) + (r + 1) * cell - 16, 16)
+        b.channel(0).signal(to, 0)
+        b.channel(1 + r % 3).signal(to, 1 + r % 3)
+        # The next round writes these landing bytes again: only once they are complete (PUT-7).
+        for c in (1, 2, 3):
+            b.channel(c).quiet()
+    for r in range(rounds):
+        b.wait_signal(0, r + 1)
+        want = message(ctx, cell, source, ctx.rank, r)
+        b.compare(layout.landing(source) + r * cell, want, "SIG-2", "a signal overtook a put of its channel", round=r)
+        b.expect(layout.landing(source) + r * cell, want)
+        b.expect_signal(0)
+    for c in (1, 2, 3):
+        count = len([r for r in range(rounds) if 1 + r % 3 == c])
+        b.wait_signal(c, count)
+        b.expect_signal(c, count)
+        want = message(ctx, bulk, source, ctx.rank, 1000 + c)
+        b.compare(layout.landing(source) + c * room, want, "SIG-2", "a signal overtook a put of its channel", channel=c)
+        b.expect(layout.landing(source) + c * room, want)
+
+
+@case("sig2.seen_at_once", clauses=("SIG-2", "MEM-3", "SIG-1"), ranks=(2,), weak=True)
+def seen_at_once(ctx: Context) -> None:
+    """A reader that looks at the word without a pause finds the bytes in the moment it changes."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    size, rounds = 1024, 100
+    for k in range(rounds):
+        local = layout.source(to) + k * size
+        b.place(local, message(ctx, size, ctx.rank, to, k))
+        want = message(ctx, size, source, ctx.rank, k)
+        at = layout.landing(source) + k * size
+        ch.put_signal(to, local, layout.landing(ctx.rank) + k * size, size, 0)
+        if not ctx.until(lambda k=k: b.comm.read_signal(0) > k):  # type: ignore[misc]
+            ctx.fail("SIG-1", "a signal did not come", k=k)
+        b.compare(at, want, "MEM-3", "the word was visible before the bytes", k=k)
+        b.expect(at, want)
+        b.expect_signal(0)
+
+
+@case("sig3.own_bytes", clauses=("SIG-3", "SIG-1"), comm={"heap_bytes": 4 << 20}, weak=True)
+def own_bytes(ctx: Context) -> None:
+    """The signal of a put_signal shows its own bytes, every size."""
+    send_round(ctx, ctx.bench, SIZES[::-1])
+
+
+def _many_to_one(ctx: Context) -> None:
+    b = ctx.bench
+    channels = int(b.comm.info.channels)
+    n = 60
+    rng = np.random.default_rng([ctx.seed, ctx.rank])
+    adds = [int(v) for v in rng.integers(0, 1 << 62, n)]
+    for i, add in enumerate(adds):
+        for target in range(ctx.size):
+            b.channel(i % channels).signal(target, 3, add)
+    b.quiet()
+    total = sum(int(v) for v in ctx.share(sum(adds)))
+    b.expect_signal(3, total)
+    ctx.check_equal(b.comm.read_signal(3), total & MASK, "SIG-4", "adds of some rank or channel to one word are missing")
+
+
+@case("sig4.many_to_one", clauses=("SIG-4", "SIG-1"), comm={"channels": 4}, weak=True)
+def many_to_one(ctx: Context) -> None:
+    """All ranks, over all their channels, add to one word of every rank."""
+    _many_to_one(ctx)
+
+
+@case("sig4.many_to_one_eight_ranks", clauses=("SIG-4", "SIG-1"), ranks=(8,), level="full", comm={"channels": 4}, timeout=30)
+def many_to_one_eight(ctx: Context) -> None:
+    """The same with 8 ranks."""
+    _many_to_one(ctx)
+
+
+@case("sig4.two_proxies", clauses=("SIG-4", "SIG-1", "QUI-2"), comm={"channels": 4, "proxies": 2})
+def two_proxies(ctx: Context) -> None:
+    """The same with two proxies a rank."""
+    _many_to_one(ctx)
+
+
+@case("sig5.in_posting_order", clauses=("SIG-5", "SIG-1"), weak=True)
+def in_posting_order(ctx: Context) -> None:
+    """Of words that are signalled in turn, a later one is never ahead of an earlier one."""
+    b = ctx.bench
+    to, _ = neighbours(ctx)
+    ch = b.channel()
+    rounds, words = 400, 4
+    batch = commands([{"op": SIGNAL, "target": to, "slot": s, "add": 1} for s in range(words)])
+    done = 0
+    posted = 0
+    while done < rounds:
+        for _ in range(min(20, rounds - posted)):
+            ch.post_many(batch)
+            posted += 1
+        before = done
+        # Read from the last to the first: what is seen of a later word must be there in the earlier ones.
+        seen = [0] * words
+        for s in reversed(range(words)):
+            seen[s] = b.comm.read_signal(s)
+        for s in range(words - 1):
+            ctx.check(seen[s] >= seen[s + 1], "SIG-5", "a signal became visible before one that was posted earlier",
+                      word=s, seen=seen)  # fmt: skip
+        done = seen[words - 1]
+        if done == before and posted == rounds:
+            b.wait_signal(words - 1, done + 1)
+    for s in range(words):
+        b.expect_signal(s, rounds)
+
+
+@case("sig5.mixed_sizes", clauses=("SIG-5", "SIG-1"), ranks=(2,), comm={"heap_bytes": 8 << 20}, weak=True)
+def mixed_sizes(ctx: Context) -> None:
+    """A small put_signal does not overtake a large one before it."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    sizes = [1 << 20, 16, 0, 256 << 10, 0, 16, 64 << 10, 0]
+    for r in range(12):
+        b.place(layout.source(to), message(ctx, sizes[0], ctx.rank, to, r))
+        for i, n in enumerate(sizes):
+            ch.put_signal(to, layout.source(to), layout.landing(ctx.rank), n if i == 0 else min(n, 16), i)
+        last = len(sizes) - 1
+        if not ctx.until(lambda r=r: b.comm.read_signal(last) > r):  # type: ignore[misc]
+            ctx.fail("SIG-1", "a signal did not come", round=r)
+        for i in range(last):
+            ctx.check(b.comm.read_signal(i) > r, "SIG-5", "a later signal is visible and an earlier one is not", word=i)
+        ch.quiet()
+        ctx.barrier()
+    want = message(ctx, sizes[0], source, ctx.rank, 11)
+    b.expect(layout.landing(source), want)
+    for i in range(len(sizes)):
+        b.expect_signal(i, 12)
+
+
+@case("sig6.never_reset", clauses=("SIG-6", "SIG-1"), comm={"channels": 2}, weak=True)
+def never_reset(ctx: Context) -> None:
+    """Words only count: through waits, reads, quiets and barriers the sum stays."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    for epoch in range(1, 201):
+        b.channel(epoch % 2).signal(to, 5, epoch)
+        total = epoch * (epoch + 1) // 2
+        b.wait_signal(5, total)
+        ctx.check_equal(b.comm.read_signal(5), total, "SIG-6", "a word is not the sum of its epochs", epoch=epoch)
+        if epoch % 10 == 0:
+            b.comm.wait_signal(5, total)
+            b.quiet()
+        if epoch % 50 == 0:
+            b.comm.barrier()
+        ch = b.channel((epoch + 1) % 2)
+        ch.signal(source, 6)  # its sender may go on
+        b.wait_signal(6, epoch)
+    b.expect_signal(5, 200 * 201 // 2)
+    b.expect_signal(6, 200)
+
+
+@case("sig6.equal_is_enough", clauses=("SIG-6", "SIG-1"), ranks=(2,))
+def equal_is_enough(ctx: Context) -> None:
+    """A wait ends at the value, past it, and at once for values that were reached before."""
+    b = ctx.bench
+    to, _ = neighbours(ctx)
+    b.channel().signal(to, 8, 1000)
+    for value in (1000, 999, 1, 0):
+        ctx.check_equal(b.wait_signal(8, value), 1000, "SIG-6", "a wait gave another value than the word's", value=value)
+    b.expect_signal(8, 1000)
+
+
+@case("sig7.strategy", clauses=("SIG-7",), ranks=(2,))
+def strategy(ctx: Context) -> None:
+    """A strategy is chosen for a reason that is told; one whose needs are not promised is refused with the reason."""
+    b = ctx.bench
+    chosen, reason = str(b.comm.info.strategy), b.comm.info.strategy_reason
+    ctx.check(chosen in ("ordered_atomic", "sender_hold"), "SIG-7", "the communicator names no strategy", got=chosen)
+    ctx.check(bool(reason), "SIG-7", "no reason is told for the strategy", strategy=chosen)
+    flags = ctx.caps["flags"]
+    needs = {
+        "ordered_atomic": ("atomic_add64", "order_write_atomic", "error_stops", "signals_strict"),
+        "sender_hold": ("atomic_add64",),
+    }
+    for name, names in needs.items():
+        if all(flags[n] for n in names):
+            other = ctx.open(strategy=name)
+            ctx.check_equal(str(other.comm.info.strategy), name, "SIG-7", "the strategy asked for was not taken")
+            ctx.close(other)
+        else:
+            with ctx.raises("SIG-7", CapabilityError, f"strategy {name} without its needs"):
+                ctx.open(strategy=name)
+
+
+@case("sig7.weakest_promises", clauses=("SIG-7", "SIG-2", "SIG-1"), comm={"heap_bytes": 4 << 20})
+def weakest_promises(ctx: Context) -> None:
+    """Under the strategy that needs least the clauses hold, and signals are held back where they must be."""
+    b = ctx.open(strategy="sender_hold")
+    send_round(ctx, b, SIZES, fused=False)
+    ctx.check_equal(str(b.comm.info.strategy), "sender_hold", "SIG-7", "the strategy asked for was not taken")
+
+
+@case("sig7.mixed_with_puts", clauses=("SIG-7", "SIG-2", "SIG-5", "SIG-1"), comm={"channels": 2, "heap_bytes": 2 << 20},
+      weak=True)  # fmt: skip
+def mixed_with_puts(ctx: Context) -> None:
+    """Puts, signals and put_signals in a random order on two channels to all ranks, against a model."""
+    b = ctx.bench
+    layout = Layout(b)
+    n, cell = 160, 512
+    cells = layout.room // cell
+    assert n <= cells
+
+    def plan(rank: int) -> list[tuple[int, int, int, int]]:
+        """(channel, kind, target, bytes) of each step; kind: 0 put, 1 signal, 2 put_signal."""
+        rng = np.random.default_rng([ctx.seed, rank, 7])
+        return [
+            (int(c), int(k), int(t), int(s) * 16)
+            for c, k, t, s in zip(rng.integers(0, 2, n), rng.choice([0, 0, 1, 2, 2], n), rng.integers(0, ctx.size, n),
+                                  rng.integers(0, cell // 16, n), strict=True)
+        ]  # fmt: skip
+
+    for i, (c, kind, target, size) in enumerate(plan(ctx.rank)):
+        ch = b.channel(c)
+        local, remote = layout.source(target) + i * cell, layout.landing(ctx.rank) + i * cell
+        slot = ctx.rank * 2 + c
+        if kind != 1:
+            b.place(local, message(ctx, size, ctx.rank, target, i))
+        if kind == 0:
+            ch.put(target, local, remote, size)
+        elif kind == 1:
+            ch.signal(target, slot)
+        else:
+            ch.put_signal(target, local, remote, size, slot)
+    # As each of a source's signals shows: everything before it on the channel.
+    for source in range(ctx.size):
+        for c in range(2):
+            pending: list[tuple[int, int]] = []
+            count = 0
+            for i, (channel, kind, target, size) in enumerate(plan(source)):
+                if channel != c or target != ctx.rank:
+                    continue
+                if kind != 1:
+                    pending.append((i, size))
+                if kind != 0:
+                    count += 1
+                    b.wait_signal(source * 2 + c, count)
+                    for k, bytes_ in pending:
+                        want = message(ctx, bytes_, source, ctx.rank, k)
+                        b.compare(layout.landing(source) + k * cell, want, "SIG-2",
+                                  "a signal is visible and a put before it is not", source=source, step=k)  # fmt: skip
+                        b.expect(layout.landing(source) + k * cell, want)
+                    pending.clear()
+            b.expect_signal(source * 2 + c, count)
+            for k, bytes_ in pending:  # no signal behind them: the end's quiet brings them
+                b.expect(layout.landing(source) + k * cell, message(ctx, bytes_, source, ctx.rank, k))

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a case is given: its rank, its data, its communicators, its fellow ranks, and the ways to say what is wrong.
+
+Whatever waits goes through here (`barrier`, `sleep`, `until`, `spawn`, the communicators' own timeouts), so that another
+lane can run the same functions under a clock of its own. No case may depend on how long something takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import numpy as np
+
+from . import patterns
+from .bench import Bench
+from .errors import CheckFailed, Interrupted, NotSupported
+from .registry import IMPLICIT_CLAUSES, Case
+
+if TYPE_CHECKING:
+    from .group import GroupOutcome
+
+# Small, so that its canaries cost nothing. Cases that need more say so.
+DEFAULT_HEAP = 1 << 20
+DEFAULT_SIGNALS = 64
+
+
+class Link(Protocol):
+    """How a rank reaches the others, out of band: what a lane provides."""
+
+    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float) -> list[bytes]: ...
+    def kill(self, rank: int) -> None: ...
+    def stop(self, rank: int, resume_after: float | None = None) -> None: ...
+    def resume(self, rank: int) -> None: ...
+    def now(self) -> float: ...
+    def sleep(self, seconds: float) -> None: ...
+    def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]: ...
+
+
+class GroupBootstrap:
+    """The bootstrap of one communicator: an allgather of bytes among its members."""
+
+    def __init__(self, link: Link, ranks: Sequence[int], rank: int) -> None:
+        self._link, self._ranks = link, tuple(ranks)
+        self.rank, self.size = self._ranks.index(rank), len(self._ranks)
+
+    def allgather(self, data: bytes, timeout: float) -> list[bytes]:
+        return self._link.allgather(bytes(data), self._ranks, timeout)
+
+    def barrier(self, timeout: float) -> None:
+        self.allgather(b"", timeout)
+
+
+class Task:
+    """A thread of a case. Its exception is raised where it is joined."""
+
+    def __init__(self, ctx: Context, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.error: BaseException | None = None
+        self.result: Any = None
+        self._ctx, self._function, self._args = ctx, function, args
+        self._join = ctx.link.spawn(self._run)
+
+    def _run(self) -> None:
+        try:
+            self.result = self._function(*self._args)
+        except BaseException as error:  # noqa: BLE001 - handed to the one who joins
+            self.error = error
+
+    def join(self) -> Any:
+        if not self._join(self._ctx.deadline - self._ctx.now()):
+            raise TimeoutError(f"{self._function.__name__} did not end before the case's deadline")
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Context:
+    def __init__(
+        self, case: Case, rank: int, size: int, link: Link, *, seed: int, backend: dict[str, Any], time_scale: float
+    ) -> None:
+        self.case, self.rank, self.size, self.link, self.seed = case, rank, size, link, seed
+        self.rng = np.random.default_rng(patterns.key_of((seed, case.id, rank)))
+        # The same on every rank: for choices that all must make alike.
+        self.shared_rng = np.random.default_rng(patterns.key_of((seed, case.id, "shared")))
+        self.timeout = 10.0 * time_scale
+        self.deadline = link.now() + case.timeout * time_scale
+        self.time_scale = time_scale
+        self.checks = 0
+        self._check_lock = threading.Lock()
+        self._backend = backend
+        self._benches: list[Bench] = []
+        self._bench: Bench | None = None
+        self.caps: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}  # goes with the result (rank 0's)
+        self.stage = "start"
+
+    # -------------------------------------------------------------------------------------------- communicators
+
+    @property
+    def bench(self) -> Bench:
+        """The case's communicator over all ranks, made at first use (by all ranks)."""
+        if self._bench is None:
+            self._bench = self.open()
+        return self._bench
+
+    @property
+    def others(self) -> list[int]:
+        return [r for r in range(self.size) if r != self.rank]
+
+    def options(self, **overrides: Any) -> dict[str, Any]:
+        """The options of a communicator of this case."""
+        merged: dict[str, Any] = {
+            "heap_bytes": DEFAULT_HEAP,
+            "signals": DEFAULT_SIGNALS,
+            "timeout": self.timeout,
+            "peer_timeout": self.timeout,
+            "bootstrap_timeout": 2 * self.timeout,
+            **self._backend,
+            **self.case.comm,
+            **overrides,
+        }
+        if merged.get("backend_options") and self._backend.get("backend_options"):
+            own, given = merged["backend_options"], self._backend["backend_options"]
+            if own != given:
+                merged["backend_options"] = f"{given},{own}"
+        return merged
+
+    def bootstrap(self, ranks: Sequence[int] | None = None) -> GroupBootstrap:
+        return GroupBootstrap(self.link, range(self.size) if ranks is None else ranks, self.rank)
+
+    def open(
+        self, ranks: Sequence[int] | None = None, *, shadow: bool = True, settle: bool = True, name: str = "",
+        **overrides: Any,
+    ) -> Bench:  # fmt: skip
+        """Make a communicator over `ranks` (all). `settle`: a barrier once every canary is in place; without it peers
+        may signal at once, and there are no canaries."""
+        from uccl_ep import Communicator
+
+        members = tuple(range(self.size)) if ranks is None else tuple(ranks)
+        self.stage = "making a communicator"
+        comm = Communicator(self.bootstrap(members), **self.options(**overrides))
+        self.stage = "running"
+        bench = Bench(self, comm, members, shadow=shadow and settle, name=name or f"comm{len(self._benches)}")
+        self._benches.append(bench)
+        if not self.caps:
+            from .capabilities import describe
+
+            self.caps = describe(comm.info)
+        if settle:
+            self.barrier(members)
+        return bench
+
+    def close(self, bench: Bench) -> None:
+        """Quiet everywhere, barrier, look at the memory, barrier, close (MEM-2)."""
+        if bench.closed:
+            return
+        if not bench.broken:
+            bench.quiet()
+            self.barrier(bench.ranks)
+            bench.verify()
+            self.barrier(bench.ranks)
+        bench.closed = True
+        bench.comm.close()
+
+    def finish(self) -> None:
+        self.stage = "checking canaries and closing"
+        for bench in self._benches:
+            self.close(bench)
+
+    def report(self) -> str:
+        """What the open communicators say of themselves: for a person who looks at a case that hangs."""
+        parts = [f"rank {self.rank}, {self.stage}"]
+        for bench in self._benches:
+            if not bench.closed:
+                parts.append(f"{bench.name}: {bench.comm.report().strip()}")
+                trace = list(bench.comm.trace())[-8:]
+                parts.extend(f"  took {entry}" for entry in trace)
+        return "\n".join(parts)
+
+    # ------------------------------------------------------------------------------------------- the other ranks
+
+    def allgather(self, data: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
+        members = range(self.size) if ranks is None else ranks
+        return self.link.allgather(data, tuple(members), self.deadline - self.now())
+
+    def barrier(self, ranks: Sequence[int] | None = None) -> None:
+        self.allgather(b"", ranks)
+
+    def share(self, value: Any, ranks: Sequence[int] | None = None) -> list[Any]:
+        """Every rank's `value` (plain JSON types), in the order of the ranks."""
+        return [json.loads(d) for d in self.allgather(json.dumps(value).encode(), ranks)]
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL; returns once the rank is dead (unless it is the own one)."""
+        self.link.kill(rank)
+
+    def stop(self, rank: int, resume_after: float | None = None) -> None:
+        self.link.stop(rank, resume_after)
+
+    def resume(self, rank: int) -> None:
+        self.link.resume(rank)
+
+    def run_group(self, size: int, function: Callable[[Context], None], **options: Any) -> GroupOutcome:
+        """Fresh ranks of their own, as a run inside this rank: for cases in which all ranks die."""
+        from .worker import run_nested
+
+        return run_nested(self, size, function, self._backend, **options)
+
+    def in_child(self, function: Callable[[], Any]) -> Any:
+        """What `function` returns in a fork of this rank."""
+        from .worker import in_child
+
+        return in_child(function, self.timeout)
+
+    # ------------------------------------------------------------------------------------------------ time, threads
+
+    def now(self) -> float:
+        return self.link.now()
+
+    def sleep(self, seconds: float) -> None:
+        self.link.sleep(seconds)
+
+    def until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Ask until it is true or time is over; what it came to."""
+        end = min(self.now() + (self.timeout if timeout is None else timeout), self.deadline)
+        while not condition():
+            if self.now() >= end:
+                return condition()
+            self.sleep(0.0002)
+        return True
+
+    def spawn(self, function: Callable[..., Any], *args: Any) -> Task:
+        return Task(self, function, args)
+
+    def join(self, tasks: Iterable[Task]) -> list[Any]:
+        """Wait for all; the first that failed raises."""
+        failed: BaseException | None = None
+        results = []
+        for task in tasks:
+            try:
+                results.append(task.join())
+            except BaseException as error:  # noqa: BLE001 - the others are still to be joined
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return results
+
+    # ---------------------------------------------------------------------------------------------------- verdicts
+
+    def checked(self) -> None:
+        """Count an assertion that held: a case that asserts nothing is an error of the suite."""
+        with self._check_lock:
+            self.checks += 1
+
+    def check(self, condition: bool, clause: str, message: str, **values: Any) -> None:
+        if clause not in self.case.clauses and clause not in IMPLICIT_CLAUSES:
+            raise AssertionError(f"{self.case.id} asserts {clause}, which it does not declare")
+        if not condition:
+            raise CheckFailed(clause, message, values)
+        self.checked()
+
+    def check_equal(self, got: Any, want: Any, clause: str, message: str, **values: Any) -> None:
+        self.check(got == want, clause, message, got=got, want=want, **values)
+
+    def fail(self, clause: str, message: str, **values: Any) -> NoReturn:
+        self.check(False, clause, message, **values)
+        raise AssertionError
+
+    @contextlib.contextmanager
+    def raises(self, clause: str, kinds: type[Exception] | tuple[type[Exception], ...], what: str) -> Iterator[list[Any]]:
+        """The body raises one of `kinds`; the exception is the only element of the list that is given."""
+        caught: list[Any] = []
+        try:
+            yield caught
+        except (CheckFailed, Interrupted, NotSupported, AssertionError):
+            raise
+        except kinds as error:
+            caught.append(error)
+            self.check(bool(str(error).strip()), clause, f"{what}: the error says nothing")
+            return
+        except Exception as error:  # noqa: BLE001 - the wrong kind is the finding
+            self.fail(clause, f"{what}: another error than expected", got=f"{type(error).__name__}: {error}",
+                      want=_names(kinds))  # fmt: skip
+        self.fail(clause, f"{what}: it was not refused", want=_names(kinds))
+
+    def not_supported(self, capability: str, reason: str) -> NoReturn:
+        raise NotSupported(capability, reason)
+
+
+def _names(kinds: type[Exception] | tuple[type[Exception], ...]) -> str:
+    return " or ".join(k.__name__ for k in (kinds if isinstance(kinds, tuple) else (kinds,)))

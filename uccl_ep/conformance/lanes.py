@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes: on what the suite runs, what a case may ask of it, and what it cannot prove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Lane:
+    name: str
+    title: str
+    provides: frozenset[str]  # what cases may need
+    cannot_prove: tuple[str, ...]
+    # By backend: what makes its NIC promise as little as the contract admits. Others are given the strategy that needs least.
+    weakest: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def weakest_options(self, backend: str) -> Mapping[str, Any]:
+        return self.weakest.get(backend, {"strategy": "sender_hold"})
+
+
+LANES: Mapping[str, Lane] = {
+    "shm": Lane(
+        name="shm",
+        title="real processes on one machine",
+        provides=frozenset({"processes", "threads"}),
+        cannot_prove=(
+            "Performance: times here are those of this machine's CPU and its load.",
+            "What a NIC's firmware does, and anything on a wire: loss, retransmission, reordering between hosts.",
+            "Visibility in device memory (PCIe ordering, GPU caches): memory here is the CPU's, coherent.",
+            "Orderings that this CPU never shows; the weak-memory check of the ring and the virtual NICs are for those.",
+        ),
+        weakest={"shm": {"backend_options": "promise=unordered"}},
+    ),
+}
+DEFAULT_LANE = "shm"
+VARIANT = "unordered"

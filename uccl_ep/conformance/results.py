@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run came to, as data and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .registry import CLAUSES
+
+SCHEMA = "uccl_ep.conformance/1"
+STATUSES = ("pass", "fail", "crash", "timeout", "not_supported", "waived", "internal_error")
+BAD = frozenset({"fail", "crash", "timeout", "internal_error"})
+
+
+@dataclass
+class CaseResult:
+    id: str
+    title: str
+    clauses: tuple[str, ...]
+    level: str
+    status: str
+    seconds: float
+    detail: dict[str, Any]
+    ranks: int
+    checks: int = 0
+
+    @property
+    def bad(self) -> bool:
+        return self.status in BAD
+
+    @property
+    def broken_clause(self) -> str | None:
+        """The clause that the failing assertion cites."""
+        clause = self.detail.get("clause")
+        return str(clause) if clause is not None else None
+
+    @property
+    def message(self) -> str:
+        return str(self.detail.get("message", ""))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "title": self.title, "clauses": list(self.clauses), "level": self.level, "status": self.status,
+            "seconds": round(self.seconds, 4), "ranks": self.ranks, "checks": self.checks, "detail": self.detail,
+        }  # fmt: skip
+
+
+@dataclass
+class SuiteResult:
+    backend: dict[str, Any]  # name, version, abi, library, device
+    lane: str
+    profile: str | None
+    provider: str | None
+    capabilities: dict[str, Any]
+    strategy: str
+    strategy_reason: str
+    seed: int
+    level: str
+    ranks: int
+    partial: bool  # cases were picked by name or clause
+    cannot_prove: Sequence[str]
+    environment: dict[str, Any]
+    replay: str  # command line up to the case
+    cases: list[CaseResult] = field(default_factory=list)
+    not_in_lane: list[str] = field(default_factory=list)
+    waivers: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    mutation: dict[str, Any] | None = None
+
+    @property
+    def summary(self) -> dict[str, int]:
+        counts = Counter(c.status for c in self.cases)
+        return {status: counts[status] for status in STATUSES}
+
+    @property
+    def failed(self) -> bool:
+        return any(c.bad for c in self.cases) or not self.cases
+
+    @property
+    def verdict(self) -> str:
+        if self.failed:
+            return "does not conform"
+        if self.partial:
+            return "no verdict: only some cases were run"
+        waived = ", with waivers" if self.summary["waived"] else ""
+        return f"conforms at level {self.level}{waived}"
+
+    def by_clause(self) -> dict[str, list[CaseResult]]:
+        return {clause: [c for c in self.cases if clause in c.clauses] for clause in CLAUSES}
+
+    def replay_of(self, case: CaseResult) -> str:
+        return f"{self.replay} --seed {self.seed} --case '{case.id}'"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "backend": self.backend["name"],
+            "lane": self.lane,
+            "profile": self.profile,
+            "provider": self.provider,
+            "identity": self.backend,
+            "capabilities": self.capabilities,
+            "strategy": self.strategy,
+            "strategy_reason": self.strategy_reason,
+            "seed": self.seed,
+            "level": self.level,
+            "ranks": self.ranks,
+            "verdict": self.verdict,
+            "partial": self.partial,
+            "seconds": round(self.seconds, 3),
+            "cases": [c.as_dict() for c in self.cases],
+            "not_in_lane": self.not_in_lane,
+            "summary": self.summary,
+            "waivers": self.waivers,
+            "notes": self.notes,
+            "cannot_prove": list(self.cannot_prove),
+            "mutation": self.mutation,
+            "environment": self.environment,
+        }
+
+    def write_json(self, path: Path) -> None:
+        # NaN and infinity are no JSON: better to fail here than in the reader's hands.
+        path.write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", "utf-8")

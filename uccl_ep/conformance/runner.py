@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the suite: `run_suite(Options(...))` gives a SuiteResult. Everything else (command line, pytest, mutants) calls this.
+
+The calling process should have one thread: every rank of every case is a fork of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import registry, waivers
+from .capabilities import NAMES, promised
+from .errors import SuiteError
+from .group import Group, GroupOutcome
+from .lanes import DEFAULT_LANE, LANES, VARIANT, Lane
+from .registry import LEVELS, MAX_RANKS, Case
+from .results import CaseResult, SuiteResult
+
+PROBE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    backend: str = "shm"
+    library: Path | None = None  # a backend by path instead of by name
+    lane: str = DEFAULT_LANE
+    profile: str | None = None
+    provider: str | None = None
+    ranks: int = 4
+    level: str = "core"
+    seed: int | None = None  # None: drawn, and printed
+    cases: Sequence[str] = ()  # globs
+    clauses: Sequence[str] = ()
+    waivers: Path | None = None
+    backend_options: str = ""
+    strategy: str = "auto"
+    variants: bool = True  # run the cases that ask for it against the weakest promises too
+    time_scale: float = 1.0  # more for sanitizers, emulators and machines under load
+    stop_at_failure: bool = False
+    cases_dir: Path | None = None
+
+
+Progress = Callable[[CaseResult, int, int], None]
+
+
+def _nearest(value: str, valid: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(value, valid, n=1, cutoff=0.5)
+    return f"valid: {', '.join(valid)}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def _check(options: Options) -> Lane:
+    if options.lane not in LANES:
+        raise SuiteError(f"--lane {options.lane!r}: {_nearest(options.lane, sorted(LANES))}")
+    if options.level not in LEVELS:
+        raise SuiteError(f"--level {options.level!r}: {_nearest(options.level, LEVELS)}")
+    if not 1 <= options.ranks <= MAX_RANKS:
+        raise SuiteError(f"--ranks {options.ranks}: valid: 1 to {MAX_RANKS}")
+    if options.seed is not None and not 0 <= options.seed < 1 << 63:
+        raise SuiteError(f"--seed {options.seed}: valid: 0 to 2^63 - 1")
+    if not 0.1 <= options.time_scale <= 1000:
+        raise SuiteError(f"--time-scale {options.time_scale:g}: valid: 0.1 to 1000")
+    for name in ("profile", "provider"):
+        value = getattr(options, name)
+        if value is not None:
+            raise SuiteError(f"--{name} {value!r}: lane {options.lane!r} has no {name}s; leave it out")
+    for clause in options.clauses:
+        if clause not in registry.CLAUSES:
+            raise SuiteError(f"--clause {clause!r}: {_nearest(clause.upper(), list(registry.CLAUSES))}")
+    if options.library is not None and not options.library.is_file():
+        raise SuiteError(f"--library {options.library}: no such file; give the path of a backend's shared library")
+    return LANES[options.lane]
+
+
+def backend_arguments(options: Options) -> dict[str, Any]:
+    """What goes to every Communicator of a run."""
+    backend: str | Path = options.library.resolve() if options.library is not None else options.backend
+    arguments: dict[str, Any] = {"backend": backend}
+    if options.backend_options:
+        arguments["backend_options"] = options.backend_options
+    if options.strategy != "auto":
+        arguments["strategy"] = options.strategy
+    return arguments
+
+
+def probe(options: Options) -> dict[str, Any]:
+    """Who the backend is and what it promises: one rank, in a process of its own, since the library is a stranger's."""
+
+    def look(ctx: Any) -> None:
+        bench = ctx.open(shadow=False)
+        info = bench.comm.info
+        device = info.device
+        ctx.notes = {
+            "name": info.backend,
+            "version": info.backend_version,
+            "library": str(info.library),
+            "abi": ".".join(map(str, info.backend_abi)),
+            "strategy": str(info.strategy),
+            "strategy_reason": info.strategy_reason,
+            "device": {k: str(getattr(device, k)) for k in ("name", "vendor", "model", "firmware", "address")},
+        }
+        ctx.checked()
+
+    case = Case("probe", look, ("ABI-1",), ranks=(1,))
+    outcome = _run_group(case, 1, options, seed=0)
+    who = options.library if options.library is not None else options.backend
+    if outcome.status == "pass":
+        return {**outcome.notes, "capabilities": outcome.caps}
+    message = str(outcome.detail.get("message", outcome.status)).removeprefix("unexpected ")
+    if outcome.status == "crash":
+        message = f"its library ended the process while a communicator was made ({outcome.detail.get('died_of')})"
+    raise SuiteError(f"backend {who}: {message}")
+
+
+def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOutcome:
+    from .worker import run_rank
+
+    arguments = backend_arguments(options)
+
+    def main(rank: int, sock: Any) -> None:
+        run_rank(case, rank, size, sock, seed=seed, backend=arguments, time_scale=options.time_scale)
+
+    return Group(size, main, deadline=case.timeout * options.time_scale).run()
+
+
+def plan(options: Options, lane: Lane, strategy: str) -> tuple[list[Case], list[str]]:
+    """The cases to run, variants among them, and the ids of those that this lane has no means for."""
+    cases = registry.load(options.cases_dir)
+    for c in cases:
+        unknown = [r for r in c.requires if r not in NAMES]
+        if unknown:
+            raise registry.RegistryError(f"case {c.id} requires {unknown}, which no NIC can promise")
+    wanted: list[Case] = []
+    for c in cases:
+        wanted.append(c)
+        # On a NIC that promises that little anyway there is nothing else to be seen.
+        if c.weak and options.variants and options.strategy == "auto" and strategy != "sender_hold":
+            name = options.backend if options.library is None else ""
+            wanted.append(c.as_variant(VARIANT, lane.weakest_options(name)))
+    chosen = registry.select(wanted, level=options.level, globs=options.cases, clauses=options.clauses)
+    if not chosen:
+        near = _nearest(options.cases[0], [c.id for c in wanted]) if options.cases else "no case cites these clauses"
+        raise SuiteError(f"no case is selected: {near if len(near) < 400 else '--list shows all'}")
+    able = [c for c in chosen if c.needs <= lane.provides]
+    return able, [c.id for c in chosen if not c.needs <= lane.provides]
+
+
+def run_case(case: Case, options: Options, seed: int, capabilities: dict[str, Any]) -> CaseResult:
+    """Run one case and judge it."""
+    size = case.ranks_for(options.ranks)
+    result = CaseResult(case.id, case.title, case.clauses, case.level, "internal_error", 0.0, {}, size)
+    lacking = [r for r in case.requires if not promised(capabilities, r)]
+    if lacking:
+        result.status = "not_supported"
+        result.detail = {"capability": lacking[0], "message": f"the NIC does not promise {', '.join(lacking)}"}
+        return result
+    outcome = _run_group(case, size, options, seed=seed)
+    result.status, result.detail, result.checks = outcome.status, outcome.detail, outcome.checks
+    result.seconds = outcome.seconds
+    if outcome.status == "pass" and not outcome.checks:
+        result.status, result.detail = "internal_error", {"message": "the case asserted nothing"}
+    elif outcome.status == "not_supported":
+        capability = str(outcome.detail.get("capability"))
+        if capability not in NAMES:
+            result.status = "internal_error"
+            result.detail["message"] = f"the case asks for {capability}, which no NIC can promise"
+        elif promised(outcome.caps or capabilities, capability):
+            # Declared and not shown: the skip that lets a suite rot.
+            result.status = "fail"
+            result.detail["clause"] = case.clauses[0]
+            result.detail["message"] = f"{capability} is promised, but refused: {result.detail.get('message', '')}"
+    return result
+
+
+def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult:
+    """Run every selected case; nothing of it remains running. Raises SuiteError if the run cannot start."""
+    lane = _check(options)
+    known = waivers.read(options.waivers) if options.waivers is not None else []
+    seed = options.seed if options.seed is not None else secrets.randbelow(1 << 32)
+    began = time.monotonic()
+    identity = probe(options)
+    capabilities = identity.pop("capabilities")
+    strategy, reason = identity.pop("strategy"), identity.pop("strategy_reason")
+    chosen, not_in_lane = plan(options, lane, strategy)
+    result = SuiteResult(
+        backend=identity,
+        lane=lane.name,
+        profile=options.profile,
+        provider=options.provider,
+        capabilities=capabilities,
+        strategy=strategy,
+        strategy_reason=reason,
+        seed=seed,
+        level=options.level,
+        ranks=options.ranks,
+        partial=bool(options.cases or options.clauses),
+        cannot_prove=lane.cannot_prove,
+        environment=environment(),
+        replay=replay(options),
+        not_in_lane=not_in_lane,
+        waivers=[w.as_dict() for w in known],
+    )
+    today = datetime.date.today()
+    used = set()
+    for i, case in enumerate(chosen):
+        outcome = run_case(case, options, seed, capabilities)
+        if outcome.bad:
+            for waiver in known:
+                if waiver.covers(case.id):
+                    used.add(waiver)
+                    if waiver.expiry < today:
+                        outcome.detail["waiver"] = f"expired on {waiver.expiry}: {waiver.owner}, {waiver.link}"
+                    else:
+                        outcome.detail["waived_status"], outcome.status = outcome.status, "waived"
+                        outcome.detail["waiver"] = waiver.as_dict()
+                        break
+        result.cases.append(outcome)
+        if progress is not None:
+            progress(outcome, i + 1, len(chosen))
+        if outcome.bad and options.stop_at_failure:
+            result.partial = True
+            break
+    result.notes.extend(f"waiver for {w.case} ({w.owner}) matched no failure" for w in known if w not in used)
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def replay(options: Options) -> str:
+    """The command line of this run, but for the case and the seed."""
+    words = ["uccl-ep conformance"]
+    words += [f"--library {options.library}"] if options.library is not None else [f"--backend {options.backend}"]
+    defaults: Mapping[str, Any] = {"ranks": 4, "backend_options": "", "strategy": "auto", "time_scale": 1.0}
+    words.append("--level full")
+    for name, default in defaults.items():
+        value = getattr(options, name)
+        if value != default:
+            words.append(f"--{name.replace('_', '-')} {value}")
+    return " ".join(words)
+
+
+def environment() -> dict[str, Any]:
+    import numpy
+
+    import uccl_ep
+
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.lower().startswith(("model name", "cpu model")):
+                    cpu = line.split(":", 1)[1].strip()
+                    break
+    except OSError:
+        pass
+    return {
+        "uccl_ep": uccl_ep.__version__,
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "kernel": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu": cpu,
+        "cpus": len(os.sched_getaffinity(0)),
+        "libc": " ".join(platform.libc_ver()),
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def seeded(options: Options) -> Options:
+    """The same options with a seed that stays."""
+    return options if options.seed is not None else replace(options, seed=secrets.randbelow(1 << 32))
