@@ -8,6 +8,9 @@
 
 #include "internal.h"
 
+/* These functions read words that a proxy writes plainly; a thread sanitizer is right about that, and it is meant. */
+#define RACY_READ __attribute__((no_sanitize("thread")))
+
 uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info) {
     if (!comm || !info || info->size_of_struct < sizeof(uint32_t))
         return fail_local(UCCL_EP_E_INVALID, "", "info with size_of_struct = sizeof(uccl_ep_comm_info) is required");
@@ -34,7 +37,7 @@ uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info) {
     return UCCL_EP_OK;
 }
 
-uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel_index, uccl_ep_channel_stats *stats) {
+RACY_READ uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel_index, uccl_ep_channel_stats *stats) {
     if (!comm || !stats || channel_index >= comm->channels)
         return fail_local(UCCL_EP_E_RANGE, "", "stats of one of %u channels", comm ? comm->channels : 0);
     const struct channel *c = comm->channel_of[channel_index];
@@ -52,7 +55,7 @@ uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel_index,
     return UCCL_EP_OK;
 }
 
-uccl_ep_status uccl_ep_proxy_query(uccl_ep_comm *comm, uint32_t index, uccl_ep_proxy_stats *stats) {
+RACY_READ uccl_ep_status uccl_ep_proxy_query(uccl_ep_comm *comm, uint32_t index, uccl_ep_proxy_stats *stats) {
     if (!comm || !stats || index >= comm->config.proxies)
         return fail_local(UCCL_EP_E_RANGE, "", "stats of one of %u proxies", comm ? comm->config.proxies : 0);
     const uint64_t *from = (const uint64_t *)&comm->proxies[index].stats;
@@ -62,7 +65,7 @@ uccl_ep_status uccl_ep_proxy_query(uccl_ep_comm *comm, uint32_t index, uccl_ep_p
     return UCCL_EP_OK;
 }
 
-uccl_ep_status uccl_ep_trace(uccl_ep_comm *comm, uint32_t index, uccl_ep_trace_entry *entries, uint32_t *n) {
+RACY_READ uccl_ep_status uccl_ep_trace(uccl_ep_comm *comm, uint32_t index, uccl_ep_trace_entry *entries, uint32_t *n) {
     if (!comm || !n || (*n && !entries) || index >= comm->config.proxies)
         return fail_local(UCCL_EP_E_RANGE, "", "the trace of one of %u proxies", comm ? comm->config.proxies : 0);
     struct proxy *p = &comm->proxies[index];
@@ -109,7 +112,7 @@ __attribute__((format(printf, 2, 3))) static void add_line(text *t, const char *
 
 static const char *const state_names[] = {"up", "failing", "down"};
 
-static void report_peer(text *t, const struct proxy *p, uint32_t target, uint64_t now) {
+RACY_READ static void report_peer(text *t, const struct proxy *p, uint32_t target, uint64_t now) {
     const struct peer *q = &p->peers[target];
     const uint32_t head = __atomic_load_n(&q->head, __ATOMIC_RELAXED);
     const uint8_t state = __atomic_load_n(&q->state, __ATOMIC_RELAXED);

@@ -213,6 +213,16 @@ static void look_at_abandoned(struct proxy *p) {
     }
 }
 
+/*
+ * This thread did not run for a while (a stopped process, a debugger, a starved CPU). What completed meanwhile is not polled yet, so silence is
+ * ours, not the peers': their clocks start again.
+ */
+static void forgive_silence(struct proxy *p) {
+    for (uint32_t w = 0; w < (p->size + 63) / 64; w++)
+        for (uint64_t bits = p->busy[w]; bits; bits &= bits - 1)
+            p->peers[w * 64 + (uint32_t)__builtin_ctzll(bits)].progress_ns = p->now_ns;
+}
+
 static void housekeeping(struct proxy *p) {
     p->housekeeping_ns = p->now_ns;
     p->stats.cpu = (uint64_t)(unsigned)sched_getcpu();
@@ -284,8 +294,10 @@ static void failing_all(struct proxy *p) {
 
 bool proxy_pass(struct proxy *p) {
     const uint64_t now = comm_now(p->comm);
-    if (p->stats.passes && now - p->now_ns > p->stats.longest_gap_ns) p->stats.longest_gap_ns = now - p->now_ns;
+    const uint64_t gap = now - p->now_ns;
     p->now_ns = now;
+    if (UNLIKELY(gap > p->stats.longest_gap_ns) && p->stats.passes) p->stats.longest_gap_ns = gap;
+    if (UNLIKELY(gap > p->comm->config.peer_timeout_ns / 4)) forgive_silence(p);
     p->stats.passes++;
     if (UNLIKELY(atomic_load_explicit(&p->comm->aborted, memory_order_acquire))) return false;
 

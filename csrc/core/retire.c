@@ -120,7 +120,7 @@ void entry_failed(struct proxy *p, uint32_t target, uint32_t id, const uccl_ep_e
 void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error) {
     struct peer *q = &p->peers[target];
     if (q->state != PEER_UP) return;
-    q->state = PEER_FAILING;
+    __atomic_store_n(&q->state, PEER_FAILING, __ATOMIC_RELEASE);
     p->failing++;
     q->progress_ns = p->now_ns;
     q->failure = record_failure(p->comm, error);

@@ -34,6 +34,40 @@ struct traffic {
  * Every rank writes cells of every rank's heap, each followed by a signal of its own word; the target checks the cell as soon as the word says so (SIG-2),
  * and answers by a signal, so that the cell is not rewritten before.
  */
+struct observer {
+    uccl_ep_comm *comm;
+    uint32_t channels, proxies;
+    int stop;
+};
+
+/* Whoever looks at a running communicator sees whole words and disturbs nobody. */
+static void *observe(void *argument) {
+    struct observer *o = argument;
+    static _Thread_local uccl_ep_trace_entry entries[1024];
+    char text[4096];
+    while (!__atomic_load_n(&o->stop, __ATOMIC_ACQUIRE)) {
+        OK(uccl_ep_report(o->comm, text, sizeof text));
+        CHECK(strstr(text, "backend loop"), "%s", text);
+        for (uint32_t p = 0; p < o->proxies; p++) {
+            uccl_ep_proxy_stats stats;
+            uint32_t n = 1024;
+            OK(uccl_ep_proxy_query(o->comm, p, &stats));
+            OK(uccl_ep_trace(o->comm, p, entries, &n));
+            for (uint32_t i = 0; i < n; i++) {
+                uccl_ep_command command;
+                CHECK_EQ(uccl_ep_decode(entries[i].words.word[0], entries[i].words.word[1], &command), UCCL_EP_OK);
+                CHECK(entries[i].channel < o->channels, "channel %u", entries[i].channel);
+            }
+        }
+        for (uint32_t c = 0; c < o->channels; c++) {
+            uccl_ep_channel_stats stats;
+            OK(uccl_ep_channel_query(o->comm, c, &stats));
+        }
+        sched_yield();
+    }
+    return NULL;
+}
+
 static void traffic_rank(thread_rank *r, void *argument) {
     const struct traffic *t = argument;
     uccl_ep_config config = base_config(t->options);
@@ -52,6 +86,9 @@ static void traffic_rank(thread_rank *r, void *argument) {
     const uint32_t size = r->group->size;
     char *heap = info.heap;
     test_rng rng = test_rng_at(r->rank + 1);
+    struct observer observer = {comm, t->channels, t->proxies, 0};
+    pthread_t observing;
+    CHECK_EQ(pthread_create(&observing, NULL, observe, &observer), 0);
     const uint64_t sources = (uint64_t)size * CELLS * CELL; /* own sources lie behind the cells that others write */
 
     for (uint64_t round = 1; round <= t->rounds; round++) {
@@ -92,6 +129,8 @@ static void traffic_rank(thread_rank *r, void *argument) {
         for (uint32_t peer = 0; peer < size; peer++)
             OK(uccl_ep_wait_signal(comm, 32 + peer, round, peer, UCCL_EP_TIMEOUT_DEFAULT, NULL));
     }
+    __atomic_store_n(&observer.stop, 1, __ATOMIC_RELEASE);
+    pthread_join(observing, NULL);
     uint64_t failed = 0, posted = 0;
     for (uint32_t c = 0; c < t->channels; c++) {
         uccl_ep_channel_stats stats;
