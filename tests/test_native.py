@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native tests, each alone, in every lane: plain, under sanitizers, cross-built for aarch64 under qemu."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+TESTS = sorted(path.stem for path in (CHECKOUT / "tests/native").glob("test_*.c"))
+
+
+@dataclass(frozen=True)
+class Lane:
+    needs: tuple[str, ...] = ()  # programs; one of them may be written "this|or_that"
+    cmake: tuple[str, ...] = ()
+    # Amount of work, as testing.h takes it. Sanitizers and emulators are 10 to 50 times slower.
+    environment: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+
+
+LANES = {
+    "plain": Lane(),
+    "sanitizer-address-undefined": Lane(
+        cmake=("-DUCCL_EP_SANITIZE=address;undefined",),
+        environment={"UCCL_EP_TEST_SCALE": "0.01", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    ),
+    "sanitizer-thread": Lane(
+        cmake=("-DUCCL_EP_SANITIZE=thread",),
+        environment={"UCCL_EP_TEST_SCALE": "0.01", "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
+        # Some kernels place libraries where ThreadSanitizer keeps its shadow: a fixed layout avoids it.
+        prefix=("setarch", os.uname().machine, "-R"),
+    ),
+    "aarch64": Lane(
+        needs=("aarch64-linux-gnu-gcc", "qemu-aarch64|qemu-aarch64-static"),
+        cmake=(f"-DCMAKE_TOOLCHAIN_FILE={CHECKOUT}/cmake/aarch64-linux-gnu.cmake",),
+        environment={"UCCL_EP_TEST_SCALE": "0.01"},
+    ),
+}
+
+
+def run(*command: str, environment: dict[str, str] | None = None, timeout: float = 900) -> None:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
+        env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-12000:]}", pytrace=False)
+
+
+def require(*programs: str) -> None:
+    for alternatives in programs:
+        if not any(shutil.which(program) for program in alternatives.split("|")):
+            pytest.skip(f"{alternatives} is not installed")
+
+
+@functools.cache
+def build(lane: str) -> Path:
+    folder = CHECKOUT / "build" / "native" / lane
+    run(
+        "cmake", "-S", str(CHECKOUT), "-B", str(folder), "-DUCCL_EP_NATIVE_TESTS=ON", "-DUCCL_EP_WERROR=ON",
+        *LANES[lane].cmake,
+    )  # fmt: skip
+    run("cmake", "--build", str(folder), "-j", str(len(os.sched_getaffinity(0))))
+    return folder
+
+
+@pytest.mark.required_in_ci
+@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize("lane", LANES)
+def test_native(lane: str, name: str) -> None:
+    require("cmake", *LANES[lane].needs)
+    folder = build(lane)
+    prefix = LANES[lane].prefix if shutil.which((*LANES[lane].prefix, "true")[0]) else ()
+    run(
+        *prefix, "ctest", "--test-dir", str(folder), "--output-on-failure", "-R", f"^{name}$", "--no-tests=error",
+        environment=LANES[lane].environment,
+    )  # fmt: skip
+
+
+def test_clang_finds_nothing(tmp_path: Path) -> None:
+    """Another compiler's warnings, as errors."""
+    require("cmake", "clang")
+    run("cmake", "-S", str(CHECKOUT), "-B", str(tmp_path), "-DUCCL_EP_NATIVE_TESTS=ON", "-DUCCL_EP_WERROR=ON",
+        "-DCMAKE_C_COMPILER=clang")  # fmt: skip
+    run("cmake", "--build", str(tmp_path), "-j", str(len(os.sched_getaffinity(0))))
+
+
+@pytest.mark.required_in_ci
+@pytest.mark.parametrize("header", sorted(path.name for path in (CHECKOUT / "include/uccl_ep").glob("*.h")))
+@pytest.mark.parametrize("language", ["c -std=gnu11", "c++ -std=c++17"])
+def test_a_public_header_compiles_alone(header: str, language: str, tmp_path: Path) -> None:
+    if language.startswith("c++") and not shutil.which("c++"):
+        pytest.skip("c++ is not installed")
+    name, standard = language.split()
+    source = tmp_path / "alone.c"
+    source.write_text(f"#include <uccl_ep/{header}>\n")
+    run(
+        "cc" if name == "c" else "c++", "-x", name, standard, "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+        f"-I{CHECKOUT}/include", str(source),
+    )  # fmt: skip
