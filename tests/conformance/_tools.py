@@ -119,6 +119,6 @@ def send_round(
         b.wait_signal(slot, first + sequence + 1, "SIG-1")
         want = message(ctx, size, source, ctx.rank, sequence)
         b.compare(layout.landing(source) + offset, want, clause, "a signal is visible and the bytes before it are not",
-                  message=sequence, size=size)  # fmt: skip
+                  sequence=sequence, size=size)  # fmt: skip
         b.expect(layout.landing(source) + offset, want)
         b.expect_signal(slot)

@@ -122,6 +122,7 @@ def signal_words(ctx: Context) -> None:
             # A wait compares distances below 2^63, so the way there is made in two steps.
             ch.signal(to, slot, wrap // 2 - 10)
             b.wait_signal(slot, 1, "LIM-1")
+            ctx.barrier()
             ch.signal(to, slot, wrap // 2 - 10)
         else:
             ch.signal(to, slot, wrap - 20)

@@ -106,6 +106,7 @@ def wide(ctx: Context) -> None:
         ctx.barrier()
         ctx.check_equal(b.comm.read_signal(slot), b.words[slot], "SIG-1", "a wide put_signal added something else",
                         slot=slot, add=add)  # fmt: skip
+        ctx.barrier()
         want = message(ctx, 64, source, ctx.rank, k)
         b.compare(layout.landing(source) + k * 64, want, "SIG-3", "a wide put_signal did not bring its bytes", slot=slot)
         b.expect(layout.landing(source) + k * 64, want)
@@ -337,7 +338,7 @@ def in_posting_order(ctx: Context) -> None:
     batch = commands([{"op": SIGNAL, "target": to, "slot": s, "add": 1} for s in range(words)])
     done = 0
     posted = 0
-    while done < rounds:
+    while done < rounds or posted < rounds:
         for _ in range(min(20, rounds - posted)):
             ch.post_many(batch)
             posted += 1
@@ -350,7 +351,7 @@ def in_posting_order(ctx: Context) -> None:
             ctx.check(seen[s] >= seen[s + 1], "SIG-5", "a signal became visible before one that was posted earlier",
                       word=s, seen=seen)  # fmt: skip
         done = seen[words - 1]
-        if done == before and posted == rounds:
+        if done == before and posted == rounds and done < rounds:
             b.wait_signal(words - 1, done + 1)
     for s in range(words):
         b.expect_signal(s, rounds)

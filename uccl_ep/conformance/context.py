@@ -31,7 +31,7 @@ DEFAULT_SIGNALS = 64
 class Link(Protocol):
     """How a rank reaches the others, out of band: what a lane provides."""
 
-    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float) -> list[bytes]: ...
+    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]: ...
     def kill(self, rank: int) -> None: ...
     def stop(self, rank: int, resume_after: float | None = None) -> None: ...
     def resume(self, rank: int) -> None: ...
@@ -48,7 +48,7 @@ class GroupBootstrap:
         self.rank, self.size = self._ranks.index(rank), len(self._ranks)
 
     def allgather(self, data: bytes, timeout: float) -> list[bytes]:
-        return self._link.allgather(bytes(data), self._ranks, timeout)
+        return self._link.allgather(bytes(data), self._ranks, timeout, "bootstrap")
 
     def barrier(self, timeout: float) -> None:
         self.allgather(b"", timeout)
@@ -184,7 +184,7 @@ class Context:
 
     def allgather(self, data: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
         members = range(self.size) if ranks is None else ranks
-        return self.link.allgather(data, tuple(members), self.deadline - self.now())
+        return self.link.allgather(data, tuple(members), self.deadline - self.now(), "case")
 
     def barrier(self, ranks: Sequence[int] | None = None) -> None:
         self.allgather(b"", ranks)

@@ -16,6 +16,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import time
 import warnings
@@ -71,7 +72,8 @@ class Group:
         self._size, self._main, self._limit, self._grace = size, main, deadline, grace
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._gathers: dict[tuple[int, ...], dict[int, deque[tuple[int, str]]]] = {}
+        # (topic, members) -> what each has handed in: a meeting of one topic is never taken for one of another.
+        self._gathers: dict[tuple[str, tuple[int, ...]], dict[int, deque[tuple[int, str]]]] = {}
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._first: tuple[str, dict[str, Any]] | None = None
         self._failed_at: float | None = None
@@ -138,7 +140,8 @@ class Group:
                 os.setpgid(pid, pid)
             rank = _Rank(index, pid, ours, output)
             self._ranks.append(rank)
-            ours.settimeout(5.0)
+            # A rank that reads nothing (stopped, or stuck) must not stop the runner; recv is told not to wait each time.
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 5, 0))
             self._selector.register(ours, selectors.EVENT_READ, ("socket", index))
             with contextlib.suppress(OSError):
                 rank.pidfd = os.pidfd_open(pid)
@@ -265,7 +268,7 @@ class Group:
         while True:
             try:
                 data = rank.sock.recv(1 << 16, socket.MSG_DONTWAIT)
-            except (BlockingIOError, TimeoutError):
+            except BlockingIOError:
                 break
             except OSError:
                 data = b""
@@ -286,7 +289,7 @@ class Group:
         op = message["op"]
         if op == "gather":
             members = tuple(int(m) for m in message["ranks"])
-            queues = self._gathers.setdefault(members, {m: deque() for m in members})
+            queues = self._gathers.setdefault((message["topic"], members), {m: deque() for m in members})
             queues[rank.index].append((message["id"], message["data"]))
             self._serve_gathers()
         elif op == "cancel":
@@ -334,7 +337,7 @@ class Group:
 
     def _serve_gathers(self) -> None:
         """Answer every allgather whose members have all come, and those that can no longer be."""
-        for members, queues in self._gathers.items():
+        for (_, members), queues in self._gathers.items():
             while all(queues.values()):
                 entries = [queues[m].popleft() for m in members]
                 for member, (number, _) in zip(members, entries, strict=True):

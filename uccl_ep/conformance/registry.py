@@ -20,11 +20,15 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from .errors import SuiteError
+
 if TYPE_CHECKING:
     from .context import Context
 
 CASES_PACKAGE = "uccl_ep.conformance.cases"
 CASES_ENVIRONMENT = "UCCL_EP_CONFORMANCE_CASES"
+# Where they are when this file is used from a checkout.
+CHECKOUT_CASES = Path(__file__).resolve().parents[2] / "tests" / "conformance"
 MAX_RANKS = 8
 LEVELS = ("core", "full")
 
@@ -106,7 +110,7 @@ class Case:
         return replace(self, id=f"{self.id}@{name}", variant=name, comm={**self.comm, **comm}, weak=False)
 
 
-class RegistryError(Exception):
+class RegistryError(SuiteError):
     """The suite itself is wrong: a case is declared twice, cites no clause, or cannot be loaded."""
 
 
@@ -155,12 +159,12 @@ def _cases_package(directory: str | os.PathLike[str] | None) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name != CASES_PACKAGE:
                 raise
-            raise RegistryError(
-                f"the cases are not installed; in a checkout set {CASES_ENVIRONMENT} to its tests/conformance"
-            ) from None
+            directory = CHECKOUT_CASES
     init = Path(directory) / "__init__.py"
     if not init.is_file():
-        raise RegistryError(f"{directory} holds no cases: it has no __init__.py")
+        raise RegistryError(
+            f"there are no cases in {directory}: install the wheel, or set {CASES_ENVIRONMENT} to a checkout's tests/conformance"
+        )
     loaded = sys.modules.get(CASES_PACKAGE)
     if loaded is not None and loaded.__file__ is not None and os.path.samefile(loaded.__file__, init):
         return loaded

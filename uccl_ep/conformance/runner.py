@@ -83,9 +83,18 @@ def _check(options: Options) -> Lane:
 
 
 def backend_arguments(options: Options) -> dict[str, Any]:
-    """What goes to every Communicator of a run."""
-    backend: str | Path = options.library.resolve() if options.library is not None else options.backend
-    arguments: dict[str, Any] = {"backend": backend}
+    """What goes to every Communicator of a run. Also loads, once, all that every rank would otherwise load for itself."""
+    import numpy.random  # noqa: F401
+
+    import uccl_ep.communicator  # noqa: F401
+    from uccl_ep import backends
+    from uccl_ep.errors import UcclEpError
+
+    try:
+        library = backends.find(options.library if options.library is not None else options.backend).library
+    except UcclEpError as error:
+        raise SuiteError(f"--backend {options.backend}: {error.record.text}") from error
+    arguments: dict[str, Any] = {"backend": library}
     if options.backend_options:
         arguments["backend_options"] = options.backend_options
     if options.strategy != "auto":
@@ -123,6 +132,7 @@ def probe(options: Options) -> dict[str, Any]:
 
 
 def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOutcome:
+    from . import bench  # noqa: F401
     from .worker import run_rank
 
     arguments = backend_arguments(options)

@@ -74,8 +74,8 @@ class ProcessLink:
         self.send({"op": "cancel", "id": next(self._numbers), "cancelled": number})
         raise TimeoutError(f"rank {self._rank} waited {timeout:.3g} s out of band for the others")
 
-    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float) -> list[bytes]:
-        answer = self._ask({"op": "gather", "ranks": list(ranks), "data": encode_gathered(data)}, timeout)
+    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]:
+        answer = self._ask({"op": "gather", "topic": topic, "ranks": list(ranks), "data": encode_gathered(data)}, timeout)
         if answer.get("error") == "interrupted":
             raise Interrupted("another rank failed")
         if "error" in answer:
