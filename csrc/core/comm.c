@@ -370,9 +370,10 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     comm->closures = calloc((size_t)comm->channels * comm->size, sizeof *comm->closures);
     comm->records = zeroed(MAX_RECORDS * sizeof *comm->records);
     comm->lost = zeroed(words64 * sizeof *comm->lost);
+    comm->departed = zeroed(words64 * sizeof *comm->departed);
     comm->excluded = zeroed(words64 * sizeof *comm->excluded);
     if (!comm->rings || !comm->channel_of || !comm->counters || !comm->proxies || !comm->closures || !comm->records ||
-        !comm->lost || !comm->excluded)
+        !comm->lost || !comm->departed || !comm->excluded)
         return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for %u channels and %u ranks", comm->channels, comm->size);
     uint32_t counter = 0;
     for (uint32_t i = 0; i < c->proxies; i++) {
@@ -503,6 +504,7 @@ static void free_all(uccl_ep_comm *comm) {
     free(comm->closures);
     free(comm->records);
     free((void *)comm->lost);
+    free((void *)comm->departed);
     free((void *)comm->excluded);
     free((void *)comm->backend);
     pthread_mutex_destroy(&comm->failure_lock);

@@ -202,6 +202,7 @@ typedef struct uccl_ep_comm {
     uint32_t record_count;
     uint64_t record_dropped;
     _Atomic uint64_t *lost;     /* bitmap */
+    _Atomic uint64_t *departed; /* bitmap: closed their communicators; no failure until somebody waits for them */
     _Atomic uint64_t *excluded; /* bitmap */
 } uccl_ep_comm;
 

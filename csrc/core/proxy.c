@@ -164,6 +164,9 @@ static void look_at_events(struct proxy *p) {
         events[i].text[sizeof events[i].text - 1] = 0;
         if (events[i].kind == UCCL_EP_EVENT_PEER_LOST && events[i].peer < p->size)
             peer_lost(p, events[i].peer, events[i].text);
+        else if (events[i].kind == UCCL_EP_EVENT_PEER_CLOSED && events[i].peer < p->size)
+            atomic_fetch_or_explicit(&p->comm->departed[events[i].peer >> 6], 1ull << (events[i].peer & 63),
+                                     memory_order_acq_rel);
         else if (events[i].kind == UCCL_EP_EVENT_DEVICE_LOST)
             for (uint32_t target = 0; target < p->size; target++) peer_lost(p, target, events[i].text);
     }

@@ -116,6 +116,7 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
                 q->incarnation++;
                 q->failure = 0;
                 q->state = PEER_UP;
+                atomic_fetch_and(&comm->departed[target >> 6], ~(1ull << (target & 63)));
             }
             for (uint32_t k = 0; k < p->channels; k++) reopen(comm, &p->channel[k]);
         }

@@ -154,11 +154,13 @@ uccl_ep_status uccl_ep_read_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t *
     return UCCL_EP_OK;
 }
 
-/* The lowest lost rank that nobody excluded, or NONE. */
+/* The lowest rank that will send nothing more and that nobody excluded, or NONE. */
 static uint32_t lost_rank(uccl_ep_comm *comm, uint32_t source) {
-    if (source != UCCL_EP_ANY_RANK) return bitmap_test(comm->lost, source) ? source : NONE;
+    if (source != UCCL_EP_ANY_RANK)
+        return bitmap_test(comm->lost, source) || bitmap_test(comm->departed, source) ? source : NONE;
     for (uint32_t w = 0; w < (comm->size + 63) / 64; w++) {
-        const uint64_t bits = atomic_load_explicit(&comm->lost[w], memory_order_acquire) &
+        const uint64_t bits = (atomic_load_explicit(&comm->lost[w], memory_order_acquire) |
+                               atomic_load_explicit(&comm->departed[w], memory_order_acquire)) &
                               ~atomic_load_explicit(&comm->excluded[w], memory_order_acquire);
         if (bits) return w * 64 + (uint32_t)__builtin_ctzll(bits);
     }
@@ -185,9 +187,11 @@ uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t v
         if ((int64_t)(word - value) >= 0) continue;
         if (seen) *seen = word;
         if (lost != NONE) {
+            const char *how = bitmap_test(comm->lost, lost) ? "was lost" : "closed its communicator";
+            mark_lost(comm, lost);
             fail_local(UCCL_EP_E_PEER_LOST, "ERR-5",
-                       "rank %u was lost while signal %u was at %llu and %llu was waited for: exclude(%u) to go on without it", lost,
-                       slot, (unsigned long long)word, (unsigned long long)value, lost);
+                       "rank %u %s while signal %u was at %llu and %llu was waited for: exclude(%u) to go on without it", lost,
+                       how, slot, (unsigned long long)word, (unsigned long long)value, lost);
             last_error_slot()->peer = lost;
             last_error_slot()->rank = comm->rank;
             return UCCL_EP_E_PEER_LOST;

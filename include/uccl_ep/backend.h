@@ -203,8 +203,9 @@ typedef struct uccl_ep_completion {
 } uccl_ep_completion;
 
 typedef enum uccl_ep_event_kind {
-    UCCL_EP_EVENT_PEER_LOST = 1,  /* the peer's process or host is gone: nothing posted to it will be executed */
-    UCCL_EP_EVENT_DEVICE_LOST = 2 /* the NIC is gone: every operation on it will fail */
+    UCCL_EP_EVENT_PEER_LOST = 1,   /* the peer's process or host is gone: nothing posted to it will be executed */
+    UCCL_EP_EVENT_DEVICE_LOST = 2, /* the NIC is gone: every operation on it will fail */
+    UCCL_EP_EVENT_PEER_CLOSED = 3  /* the peer closed its device in good order: it sends nothing more, and takes nothing */
 } uccl_ep_event_kind;
 
 typedef struct uccl_ep_event {

@@ -206,7 +206,8 @@ UCCL_EP_API uccl_ep_status uccl_ep_wait_source(uccl_ep_comm *comm, uint32_t chan
 UCCL_EP_API uccl_ep_status uccl_ep_quiet(uccl_ep_comm *comm, uint32_t channel, uint64_t timeout_ns);
 UCCL_EP_API uccl_ep_status uccl_ep_quiet_source(uccl_ep_comm *comm, uint32_t channel, uint64_t timeout_ns);
 /* Until the signal word is at or past `value` (as a distance: (int64_t)(word - value) >= 0). `source`: the rank whose loss ends
- * the wait with E_PEER_LOST; UCCL_EP_ANY_RANK: the loss of any rank that was not excluded does. `seen` (may be NULL): the word. */
+ * the wait with E_PEER_LOST; UCCL_EP_ANY_RANK: the loss of any rank that was not excluded does. A rank that closed its
+ * communicator sends nothing more: to a wait it is lost (MEM-2: barrier before closing). `seen` (may be NULL): the word. */
 UCCL_EP_API uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source,
                                                uint64_t timeout_ns, uint64_t *seen);
 /* Acquire load of a signal word: the sum over the banks of its adding agents (SIG-6). */
