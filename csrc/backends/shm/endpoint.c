@@ -24,7 +24,7 @@ typedef struct shm_peer {
 struct uccl_ep_endpoint {
     uccl_ep_device *device;
     uint32_t index;
-    uint32_t losses_seen;
+    uint32_t ends_seen;
     /* Completions that poll has not taken: [head, tail) of a ring. */
     uint64_t head, tail;
     uint64_t mask;
@@ -66,7 +66,7 @@ uccl_ep_status shm_endpoint_open(uccl_ep_device *device, const uccl_ep_endpoint_
         status = shm_fail(host, UCCL_EP_E_INVALID, 0, "a device serves one rank, here %u of %u, and not also %u of %u",
                           device->rank, device->peers, config->rank, config->peers);
     }
-    endpoint->losses_seen = atomic_load_explicit(&device->losses, memory_order_relaxed);
+    endpoint->ends_seen = atomic_load_explicit(&device->ends, memory_order_relaxed);
     pthread_mutex_unlock(&device->lock);
     if (status != UCCL_EP_OK) {
         free(endpoint->ring);
@@ -362,22 +362,23 @@ int32_t shm_events(uccl_ep_endpoint *endpoint, uccl_ep_event *events, uint32_t m
     uccl_ep_device *device = endpoint->device;
     if (pthread_mutex_trylock(&device->lock) != 0) return 0; /* somebody else looks: next time */
     shm_links_pump(device);
-    uint32_t losses = atomic_load_explicit(&device->losses, memory_order_relaxed), n = 0;
+    uint32_t ends = atomic_load_explicit(&device->ends, memory_order_relaxed), n = 0;
     bool all = true;
-    for (uint32_t i = 0; losses != endpoint->losses_seen && i < device->peers; i++) {
+    for (uint32_t i = 0; ends != endpoint->ends_seen && i < device->peers; i++) {
         shm_peer *peer = &endpoint->peers[i];
-        if (!peer->link || peer->reported ||
-            atomic_load_explicit(&peer->link->state, memory_order_relaxed) != SHM_LINK_LOST)
-            continue;
+        if (!peer->link || peer->reported) continue;
+        uint32_t state = atomic_load_explicit(&peer->link->state, memory_order_relaxed);
+        if (state != SHM_LINK_LOST && state != SHM_LINK_DEPARTED) continue;
         if (n == max) {
             all = false;
             break;
         }
         peer->reported = true;
-        events[n] = (uccl_ep_event){.kind = UCCL_EP_EVENT_PEER_LOST, .peer = i};
+        uint32_t kind = state == SHM_LINK_LOST ? UCCL_EP_EVENT_PEER_LOST : UCCL_EP_EVENT_PEER_CLOSED;
+        events[n] = (uccl_ep_event){.kind = kind, .peer = i};
         snprintf(events[n++].text, sizeof events[0].text, "%.*s", (int)sizeof events[0].text - 1, peer->link->text);
     }
-    if (all) endpoint->losses_seen = losses;
+    if (all) endpoint->ends_seen = ends;
     pthread_mutex_unlock(&device->lock);
     return (int32_t)n;
 }

@@ -194,7 +194,7 @@ static void shm_link_free(const uccl_ep_device *device, shm_link *link) {
     free(link);
 }
 
-/* The link is over. A peer that was in use and said no goodbye is an event. */
+/* The link is over. The end of one that was in use is an event. */
 __attribute__((format(printf, 5, 6))) static void shm_lose(uccl_ep_device *device, shm_link *link,
                                                            uccl_ep_status status, int error, const char *format, ...) {
     va_list arguments;
@@ -205,7 +205,7 @@ __attribute__((format(printf, 5, 6))) static void shm_lose(uccl_ep_device *devic
     link->vendor_code = error;
     shm_hang_up(device, link);
     shm_set_state(link, SHM_LINK_LOST);
-    if (link->was_up) atomic_fetch_add_explicit(&device->losses, 1, memory_order_release);
+    if (link->was_up) atomic_fetch_add_explicit(&device->ends, 1, memory_order_release);
 }
 
 static void shm_depart(uccl_ep_device *device, shm_link *link) {
@@ -213,6 +213,7 @@ static void shm_depart(uccl_ep_device *device, shm_link *link) {
     link->status = UCCL_EP_E_PEER_LOST;
     shm_hang_up(device, link);
     shm_set_state(link, SHM_LINK_DEPARTED);
+    if (link->was_up) atomic_fetch_add_explicit(&device->ends, 1, memory_order_release);
 }
 
 static void shm_up(uccl_ep_device *device, shm_link *link) {

@@ -164,7 +164,7 @@ struct uccl_ep_device {
     bool stranger_seen;    /* logged once */
     bool unwatched;        /* some peer has no pidfd */
     uint64_t last_kill_ns; /* when those were looked at */
-    _Atomic uint32_t losses;
+    _Atomic uint32_t ends; /* of links that were up */
 };
 
 /* Text and errno for the error that is about to be returned; gives `status`. */
