@@ -213,15 +213,15 @@ uccl_ep_status shm_disconnect(uccl_ep_endpoint *endpoint, uint32_t peer) {
 /* -------------------------------------------------------------------------------------------------------- operations
  */
 
-static bool shm_inside(const shm_target *target, uint64_t offset, uint64_t bytes) {
-    return offset <= target->bytes && bytes <= target->bytes - offset;
+static bool shm_inside(uint64_t region_bytes, uint64_t offset, uint64_t bytes) {
+    return offset <= region_bytes && bytes <= region_bytes - offset;
 }
 
-static uccl_ep_status shm_outside(const uccl_ep_host *host, const char *whose, const shm_target *target,
-                                  uint64_t offset, uint64_t bytes) {
+static uccl_ep_status shm_outside(const uccl_ep_host *host, const char *whose, uint64_t region_bytes, uint64_t offset,
+                                  uint64_t bytes) {
     return shm_fail(host, UCCL_EP_E_RANGE, 0,
                     "%" PRIu64 " bytes at offset %" PRIu64 " of %s region of %" PRIu64 " bytes", bytes, offset, whose,
-                    target->bytes);
+                    region_bytes);
 }
 
 static uccl_ep_status shm_no_right(const uccl_ep_host *host, const char *whose, uint32_t access, uint32_t needed) {
@@ -257,8 +257,8 @@ __attribute__((cold, noinline)) static uccl_ep_status shm_refusal(const uccl_ep_
         return shm_fail(host, UCCL_EP_E_INVALID, 0, "region %u of rank %u was not imported",
                         (unsigned)operation->remote_region, link->peer);
     }
-    if (!shm_inside(remote, operation->remote_offset, length)) {
-        return shm_outside(host, "the peer's", remote, operation->remote_offset, length);
+    if (!shm_inside(remote->bytes, operation->remote_offset, length)) {
+        return shm_outside(host, "the peer's", remote->bytes, operation->remote_offset, length);
     }
     if ((remote->access & remote_right) == 0) return shm_no_right(host, "the peer's", remote->access, remote_right);
     if (operation->kind == UCCL_EP_OPERATION_ADD64) {
@@ -266,9 +266,12 @@ __attribute__((cold, noinline)) static uccl_ep_status shm_refusal(const uccl_ep_
                         operation->remote_offset);
     }
     const shm_region *mine = &device->regions[operation->local_region];
-    shm_target local = {.bytes = mine->record.bytes};
-    if (!shm_inside(&local, operation->local_offset, length)) {
-        return shm_outside(host, "the own", &local, operation->local_offset, length);
+    if (mine->record.id == 0) {
+        return shm_fail(host, UCCL_EP_E_INVALID, 0, "the own region %u is not registered",
+                        (unsigned)operation->local_region);
+    }
+    if (!shm_inside(mine->record.bytes, operation->local_offset, length)) {
+        return shm_outside(host, "the own", mine->record.bytes, operation->local_offset, length);
     }
     return shm_no_right(host, "the own", mine->record.access, UCCL_EP_ACCESS_LOCAL_READ);
 }
@@ -278,7 +281,7 @@ static inline bool shm_execute(const uccl_ep_device *device, const uccl_ep_opera
                                const shm_target *remote, uint32_t remote_right, uint64_t length) {
     if (operation->flags & ~(UCCL_EP_OPERATION_SIGNALLED | UCCL_EP_OPERATION_FENCE)) return false;
     if (length > SHM_MAX_MESSAGE || (remote->access & remote_right) == 0) return false;
-    if (!shm_inside(remote, operation->remote_offset, length)) return false;
+    if (!shm_inside(remote->bytes, operation->remote_offset, length)) return false;
     unsigned char *there = remote->base + operation->remote_offset;
 
     if (operation->kind == UCCL_EP_OPERATION_ADD64) {
@@ -289,8 +292,7 @@ static inline bool shm_execute(const uccl_ep_device *device, const uccl_ep_opera
     }
     if (operation->local_region >= UCCL_EP_REGIONS) return false;
     const shm_region *mine = &device->regions[operation->local_region];
-    shm_target local = {.bytes = mine->record.bytes};
-    if (!shm_inside(&local, operation->local_offset, length)) return false;
+    if (mine->record.id == 0 || !shm_inside(mine->record.bytes, operation->local_offset, length)) return false;
     unsigned char *here = mine->base + operation->local_offset;
     if (operation->kind == UCCL_EP_OPERATION_READ) {
         if (length) memmove(here, there, length);

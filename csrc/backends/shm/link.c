@@ -17,6 +17,7 @@
 #include "shm.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -34,7 +35,7 @@
 
 #define SHM_TAG_DOOR UINT32_MAX /* the listener and its guests; other tags are ranks */
 #define SHM_DIALS 16u           /* a full guest list may drop us; more often, and it is something else */
-#define SHM_KILL_INTERVAL_NS 100000000u
+#define SHM_LOOK_INTERVAL_NS 100000000u
 
 static uint32_t shm_state(const shm_link *link) {
     return atomic_load_explicit(&link->state, memory_order_relaxed);
@@ -91,9 +92,9 @@ static bool shm_same_user(int fd, pid_t *pid) {
 /* ----------------------------------------------------------------------------------------------------------- packets
  */
 
-typedef enum shm_received { SHM_NOTHING, SHM_MESSAGE, SHM_END, SHM_JUNK, SHM_NO_ROOM } shm_received;
+typedef enum shm_received { SHM_NOTHING, SHM_MESSAGE, SHM_END, SHM_JUNK, SHM_NO_ROOM, SHM_ERROR } shm_received;
 
-/* One packet; *n descriptors are the caller's if it is a MESSAGE. */
+/* One packet; *n descriptors are the caller's if it is a MESSAGE. With ERROR errno says which. */
 static shm_received shm_receive(int fd, shm_message *message, int fds[UCCL_EP_REGIONS], unsigned *n) {
     union {
         struct cmsghdr align;
@@ -113,7 +114,10 @@ static shm_received shm_receive(int fd, shm_message *message, int fds[UCCL_EP_RE
         if (got >= 0 || (errno != EINTR && !(errno == ECONNRESET && resets++ == 0))) break;
     }
     *n = 0;
-    if (got < 0) return errno == EAGAIN ? SHM_NOTHING : SHM_END;
+    if (got < 0) { /* short of memory, we are told again that there is something to read */
+        if (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS) return SHM_NOTHING;
+        return errno == ECONNRESET ? SHM_END : SHM_ERROR;
+    }
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
         *n = (unsigned)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
@@ -320,6 +324,9 @@ static void shm_drain(uccl_ep_device *device, shm_link *link) {
             shm_lose(device, link, UCCL_EP_E_SYSTEM, EMFILE,
                      "no descriptor left for the memory of rank %u: raise ulimit -n", link->peer);
             return;
+        case SHM_ERROR:
+            shm_lose(device, link, UCCL_EP_E_SYSTEM, errno, "recvmsg from rank %u: %s", link->peer, strerror(errno));
+            return;
         case SHM_JUNK:
             shm_lose(device, link, UCCL_EP_E_BOOTSTRAP, 0,
                      "rank %u sent no message of uccl_ep: do all ranks run one version?", link->peer);
@@ -394,6 +401,7 @@ static bool shm_hello(uccl_ep_device *device, int fd, const shm_message *message
 
 /* Who comes in, and what the guests say. */
 static void shm_door(uccl_ep_device *device) {
+    device->door_error = 0;
     for (uint32_t i = 0; i < device->peers; i++) { /* one each would do: strangers get no more of our time than peers */
         int fd = accept4(device->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
@@ -433,18 +441,37 @@ static void shm_door(uccl_ep_device *device) {
     device->n_guests = kept;
 }
 
-/* Where the kernel gives no pidfd: a process that has gone cannot be signalled. */
+/* Whether all threads of a process have ended. A zombie, not yet waited for by its parent, can still be signalled. */
+static bool shm_process_ended(pid_t pid) {
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return kill(pid, 0) != 0 && errno == ESRCH;
+    ssize_t bytes = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[bytes > 0 ? bytes : 0] = 0;
+    /* "pid (name) state ..." with any bytes in the name; state is field 3 and the number of threads field 20. */
+    const char *at = strrchr(text, ')');
+    char state;
+    long threads;
+    return at &&
+           sscanf(at + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %ld", &state,
+                  &threads) == 2 &&
+           (state == 'Z' || state == 'X') && threads <= 1;
+}
+
+/* Where the kernel or a sandbox gives no pidfd. */
 static void shm_look_for_dead(uccl_ep_device *device) {
     uint64_t now = device->host->now_ns(device->host->context);
-    if (now - device->last_kill_ns < SHM_KILL_INTERVAL_NS) return;
-    device->last_kill_ns = now;
+    if (now - device->last_look_ns < SHM_LOOK_INTERVAL_NS) return;
+    device->last_look_ns = now;
     for (uint32_t i = 0; i < device->peers; i++) {
         shm_link *link = device->slots[i].current;
-        if (!link || shm_state(link) != SHM_LINK_UP || link->pidfd >= 0 || link->pid <= 0) continue;
-        if (kill(link->pid, 0) == 0 || errno != ESRCH) continue;
+        if (!link || shm_state(link) != SHM_LINK_UP || link->pidfd >= 0) continue;
+        if (link->pid <= 0 || link->pid == device->pid || !shm_process_ended(link->pid)) continue;
         shm_drain(device, link);
         if (shm_state(link) == SHM_LINK_UP)
-            shm_lose(device, link, UCCL_EP_E_PEER_LOST, 0, "rank %u died: there is no process %d", i, (int)link->pid);
+            shm_lose(device, link, UCCL_EP_E_PEER_LOST, 0, "rank %u died: its process %d ended", i, (int)link->pid);
     }
 }
 

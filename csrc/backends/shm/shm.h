@@ -163,7 +163,7 @@ struct uccl_ep_device {
     int door_error;        /* errno of an accept that found no room; 0: none */
     bool stranger_seen;    /* logged once */
     bool unwatched;        /* some peer has no pidfd */
-    uint64_t last_kill_ns; /* when those were looked at */
+    uint64_t last_look_ns; /* when those were looked at */
     _Atomic uint32_t ends; /* of links that were up */
 };
 
