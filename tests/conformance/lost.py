@@ -146,14 +146,14 @@ def killed_at_any_moment(ctx: Context) -> None:
             if sub.rank == 1:
                 sub.spawn(lambda: (sub.sleep(delay), sub.kill(1)))
             try:
-                b = sub.open(shadow=False, settle=False)
+                b = sub.open(shadow=False, settle=False, bootstrap_timeout=2 * sub.time_scale)
                 b.broken = True
                 for r in range(100000):
                     for target in range(sub.size):
                         b.channel().signal(target, r % 8)
                     if r % 8 == 7:
                         b.comm.quiet()
-            except (BootstrapError, *GONE):
+            except (BootstrapError, DeadlineExceeded, *GONE):  # in time, and typed
                 sub.checked()
             if sub.rank != 1:
                 _rest(sub)
@@ -215,7 +215,7 @@ def dies_at_the_start(ctx: Context) -> None:
     if ctx.rank == 2:
         ctx.kill(2)
         ctx.sleep(ctx.timeout)
-    with ctx.raises("ERR-1", (BootstrapError, PeerLost), "a communicator one of whose ranks has died"):
+    with ctx.raises("ERR-1", (BootstrapError, PeerLost, DeadlineExceeded), "a communicator one of whose ranks has died"):
         ctx.open()
     ctx.barrier([0, 1])
 

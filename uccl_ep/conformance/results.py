@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .registry import CLAUSES
@@ -95,7 +94,7 @@ class SuiteResult:
         return {clause: [c for c in self.cases if clause in c.clauses] for clause in CLAUSES}
 
     def replay_of(self, case: CaseResult) -> str:
-        return f"{self.replay} --seed {self.seed} --case '{case.id}'"
+        return f"{self.replay} --seed {self.seed} --case {case.id}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -124,6 +123,6 @@ class SuiteResult:
             "environment": self.environment,
         }
 
-    def write_json(self, path: Path) -> None:
+    def json_text(self) -> str:
         # NaN and infinity are no JSON: better to fail here than in the reader's hands.
-        path.write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", "utf-8")
+        return json.dumps(self.as_dict(), indent=1, allow_nan=False)

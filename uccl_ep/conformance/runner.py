@@ -59,7 +59,8 @@ def _nearest(value: str, valid: Sequence[str]) -> str:
     return f"valid: {', '.join(valid)}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
-def _check(options: Options) -> Lane:
+def check(options: Options) -> Lane:
+    """Refuse what cannot be run, before anything is. Returns the lane."""
     if options.lane not in LANES:
         raise SuiteError(f"--lane {options.lane!r}: {_nearest(options.lane, sorted(LANES))}")
     if options.level not in LEVELS:
@@ -194,7 +195,7 @@ def run_case(case: Case, options: Options, seed: int, capabilities: dict[str, An
 
 def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult:
     """Run every selected case; nothing of it remains running. Raises SuiteError if the run cannot start."""
-    lane = _check(options)
+    lane = check(options)
     known = waivers.read(options.waivers) if options.waivers is not None else []
     seed = options.seed if options.seed is not None else secrets.randbelow(1 << 32)
     began = time.monotonic()

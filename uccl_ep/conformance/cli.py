@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`uccl-ep conformance`. Exit status: 0 nothing failed, 1 something did, 2 the command line or the backend is wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from .errors import SuiteError
+from .lanes import DEFAULT_LANE
+from .results import SuiteResult
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"uccl-ep conformance: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _check_writable(path: Path, option: str) -> None:
+    """Now, and not after minutes of work."""
+    if str(path) == "-":
+        return
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        _refuse(f"{option} {path}: {error.strerror}; give a file that can be written")
+
+
+def conformance(
+    backend: Annotated[str, typer.Option(help="Backend by name; `uccl-ep backends` lists them.")] = "shm",
+    library: Annotated[Path | None, typer.Option(help="A backend's shared library instead of a name.")] = None,
+    lane: Annotated[str, typer.Option(help="On what the suite runs.")] = DEFAULT_LANE,
+    profile: Annotated[str | None, typer.Option(help="Profile of a lane that has them.")] = None,
+    provider: Annotated[str | None, typer.Option(help="Provider of a lane that has them.")] = None,
+    ranks: Annotated[int, typer.Option(help="Most ranks a case gets, unless it needs more.")] = 4,
+    level: Annotated[str, typer.Option(help="core, or full, which takes longer.")] = "core",
+    seed: Annotated[int | None, typer.Option(help="Replay a run.", show_default="drawn")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only cases like this (GLOB; repeatable).")] = None,
+    clause: Annotated[list[str] | None, typer.Option(help="Only cases of this clause (repeatable).")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the report there; - is the standard output.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML there.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the scorecard there.")] = None,
+    mutants_json: Annotated[Path | None, typer.Option(help="Report of `uccl-ep mutants`, for the scorecard.")] = None,
+    waivers: Annotated[Path | None, typer.Option(help="TOML file of known failures, with owner and expiry.")] = None,
+    backend_options: Annotated[str, typer.Option(help="key=value,... for the backend.")] = "",
+    strategy: Annotated[str, typer.Option(help="Signal strategy.")] = "auto",
+    time_scale: Annotated[float, typer.Option(help="Stretch every deadline: sanitizers, emulators, loaded machines.")] = 1.0,
+    stop_at_failure: Annotated[bool, typer.Option(help="End at the first failure.")] = False,
+    list_cases: Annotated[bool, typer.Option("--list", help="List the cases and run nothing.")] = False,
+) -> None:
+    """Prove a backend: run the shared suite on it and write its scorecard."""
+    from rich.console import Console
+
+    from . import junit as junit_xml
+    from . import registry, runner, scorecard
+    from .console import ProgressLine, listing, summary
+
+    to_stdout = json is not None and str(json) == "-"
+    console = Console(stderr=to_stdout)
+    options = runner.Options(
+        backend=backend, library=library, lane=lane, profile=profile, provider=provider, ranks=ranks, level=level, seed=seed,
+        cases=tuple(case or ()), clauses=tuple(c.upper() for c in clause or ()), waivers=waivers,
+        backend_options=backend_options, strategy=strategy, time_scale=time_scale, stop_at_failure=stop_at_failure,
+    )  # fmt: skip
+    try:
+        if list_cases:
+            chosen = registry.select(registry.load(), level=level, globs=options.cases, clauses=options.clauses)
+            console.print(listing(chosen))
+            console.print(f"{len(chosen)} cases")
+            return
+        runner.check(options)
+        mutation = scorecard.read_mutants(mutants_json) if mutants_json is not None else None
+        for path, option in ((json, "--json"), (junit, "--junit"), (html, "--html")):
+            if path is not None:
+                _check_writable(path, option)
+        with ProgressLine(console) as line:
+            result = runner.run_suite(options, line)
+    except SuiteError as error:
+        _refuse(str(error))
+    result.mutation = mutation
+    summary(console, result)
+    if json is not None:
+        _write_json(result, json)
+    if junit is not None:
+        junit_xml.write(result, junit)
+    if html is not None:
+        scorecard.write(result, html)
+        console.print(f"scorecard: {html}", highlight=False, soft_wrap=True)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+def _write_json(result: SuiteResult, path: Path) -> None:
+    if str(path) == "-":
+        print(result.json_text())
+    else:
+        path.write_text(result.json_text() + "\n", "utf-8")
