@@ -382,7 +382,7 @@ static uint64_t largest_file_holds(uint64_t at_least) {
 static void sparse(void) {
     static rank ranks[2];
     static papers all[2];
-    const uint64_t heap = 6 * GIB, before = status_kib("VmRSS:");
+    const uint64_t heap = 6 * GIB, before = status_kib("RssShmem:");
     mesh_open(ranks, 2, all, heap, 64);
     memset(ranks[0].base[0], 0x77, 8);
     const uint64_t places[] = {heap - 8, 4 * GIB - 4, 4 * GIB, 5 * GIB + 3};
@@ -392,7 +392,8 @@ static void sparse(void) {
         for (unsigned k = 0; k < 8; k++) CHECK_EQ(ranks[1].base[0][places[i] + k], 0x77);
     }
     CHECK_EQ(ranks[1].base[0][places[0] - 4 * GIB], 0); /* not cut to 32 bits */
-    CHECK(status_kib("VmRSS:") - before < 16 * KIB, "%" PRIu64 " KiB more are resident", status_kib("VmRSS:") - before);
+    CHECK(status_kib("RssShmem:") - before < 16 * KIB, "%" PRIu64 " KiB more are resident",
+          status_kib("RssShmem:") - before);
     CHECK(largest_file_holds(heap) < MIB, "the heap holds %" PRIu64 " bytes", largest_file_holds(heap));
     for (unsigned i = 0; i < 2; i++) rank_close(&ranks[i]);
 }
