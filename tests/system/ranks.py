@@ -229,6 +229,14 @@ class Ranks:
         os.kill(child.pid, number)
         return time.monotonic_ns()
 
+    def reap(self, rank: int) -> int:
+        """Until it has ended, also if a child of it lives on and holds its end of the pipe."""
+        child = self.children[rank]
+        if child.ended is None:
+            self._selector.unregister(child.pipe)
+            child.ended = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        return child.ended
+
     def join(self, seconds: float = 60.0, but: tuple[int, ...] = ()) -> dict[int, Child]:
         """Until all have ended."""
         deadline = time.monotonic() + seconds
@@ -269,8 +277,7 @@ class Ranks:
                 continue
             # Its pipe is closed: it has ended, or is about to (only the rank has that end).
             self._selector.unregister(child.pipe)
-            _, status = os.waitpid(child.pid, 0)
-            child.ended = os.waitstatus_to_exitcode(status)
+            child.ended = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
 
     def _drop(self, child: Child) -> None:
         os.close(child.pipe)

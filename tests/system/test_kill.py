@@ -224,7 +224,7 @@ def test_after_kill_9_of_all_ranks_a_restart_works_and_nothing_grows() -> None:
     assert not before.leaks(), before.leaks()
 
 
-# ----------------------------------------------------------------------------------------------------- leaving, coming
+# ------------------------------------------------------------------------------------------------------ leaving, coming
 
 
 def replaced(member: Member) -> None:
