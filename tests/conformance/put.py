@@ -39,6 +39,32 @@ def small_operations(ctx: Context) -> None:
     send_round(ctx, ctx.bench, [s for s in SIZES if s <= 8208] + [65536], fused=False)
 
 
+@case("put1.cut_in_pieces", clauses=("PUT-1", "QUI-1"), weak=True,
+      comm={"heap_bytes": 4 << 20, "max_message_bytes": 1024, "ring_log2": 6})  # fmt: skip
+def cut_in_pieces(ctx: Context) -> None:
+    """Every piece of a put that the NIC takes in pieces arrives, the last and shortest one too; no signal is involved."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    lengths = [1008, 1024, 1040, 2032, 2048, 2064, 16384 - 16, 16384 + 16, 65536 + 16]
+    at, spans = 0, []
+    for n in lengths * 2:
+        spans.append((at, n))
+        at += n + 32
+    for k, (offset, n) in enumerate(spans):
+        b.place(layout.source(to) + offset, message(ctx, n, ctx.rank, to, k))
+    ctx.barrier()
+    b.channel().post_many(commands([
+        put_command(to, layout.source(to) + offset, layout.landing(ctx.rank) + offset, n) for offset, n in spans
+    ]))  # fmt: skip
+    b.quiet(0)
+    ctx.barrier()
+    for k, (offset, n) in enumerate(spans):
+        want = message(ctx, n, source, ctx.rank, k)
+        b.compare(layout.landing(source) + offset, want, "PUT-1", "a piece of a put is missing", size=n)
+        b.expect(layout.landing(source) + offset, want)
+
+
 @case("put1.few_bytes_in_flight", clauses=("PUT-1", "SIG-1", "SIG-2"), weak=True,
       comm={"heap_bytes": 4 << 20, "max_inflight_bytes": 4096, "max_inflight": 2})  # fmt: skip
 def few_bytes_in_flight(ctx: Context) -> None:

@@ -8,7 +8,7 @@ from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import DeadlineExceeded, UcclEpError
 
-from ._tools import SIGNAL, Layout, commands, message, neighbours
+from ._tools import SIGNAL, Layout, commands, message, neighbours, put_command
 
 
 @case("qui0.source_reuse", clauses=("QUI-0", "PUT-3", "QUI-1"), comm={"heap_bytes": 16 << 20}, weak=True)
@@ -37,6 +37,31 @@ def source_reuse(ctx: Context) -> None:
             b.expect(layout.landing(source) + at, want)
             at += n
         ctx.barrier()
+
+
+@case("qui0.large_batch", clauses=("QUI-0", "QUI-1", "PUT-3"), ranks=(2,), comm={"heap_bytes": 68 << 20}, weak=True)
+def large_batch(ctx: Context) -> None:
+    """The sources of a batch of 16 MiB are overwritten right after quiet_source: more than a NIC takes at once."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    n, size = 16, 1 << 20
+    old = message(ctx, n * size, ctx.rank, to, 0)
+    b.place(layout.source(to), old)
+    ctx.barrier()
+    b.channel().post_many(commands([
+        put_command(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size) for k in range(n)
+    ]))  # fmt: skip
+    b.channel().quiet_source()
+    # From the last, which is read last.
+    for k in reversed(range(n)):
+        b.heap[layout.source(to) + k * size : layout.source(to) + (k + 1) * size] = 0xFF
+    b.expect(layout.source(to), np.full(n * size, 0xFF, np.uint8))
+    b.quiet(0)
+    ctx.barrier()
+    want = message(ctx, n * size, source, ctx.rank, 0)
+    b.compare(layout.landing(source), want, "QUI-0", "a source was read after quiet_source had given it back")
+    b.expect(layout.landing(source), want)
 
 
 @case("qui0.between_posted_and_complete", clauses=("QUI-0", "QUI-1"), ranks=(2,), comm={"heap_bytes": 8 << 20}, weak=True)

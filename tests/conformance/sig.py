@@ -211,22 +211,26 @@ def chunks(ctx: Context) -> None:
     b.expect_signal(6, n)
 
 
-@case("sig2.large_then_signal", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 40 << 20}, weak=True)
+@case("sig2.large_then_signal", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 26 << 20}, weak=True)
 def large_then_signal(ctx: Context) -> None:
-    """A signal right behind 18 MiB does not overtake their last byte."""
+    """A signal right behind 4 MiB, then 12 MiB, does not overtake their last byte."""
     b = ctx.bench
     to, source = neighbours(ctx)
-    n, half = 18 << 20, b.heap.size // 2
-    b.place(0, message(ctx, n, ctx.rank, to, 0))
-    ctx.barrier()
-    b.channel().put(to, 0, half, n)
-    b.channel().signal(to, 0)
-    b.wait_signal(0, 1)
-    want = message(ctx, n, source, ctx.rank, 0)
-    b.compare(half + n - 65536, want[-65536:], "SIG-2", "a signal overtook the end of a large put")
-    b.compare(half, want, "SIG-2", "a signal overtook a part of a large put")
-    b.expect(half, want)
-    b.expect_signal(0)
+    half = b.heap.size // 2
+    for r, n in enumerate((4 << 20, 12 << 20, 4 << 20, 12 << 20)):
+        b.place(0, message(ctx, n, ctx.rank, to, r))
+        want = message(ctx, n, source, ctx.rank, r)
+        ctx.barrier()
+        b.channel().put(to, 0, half, n)
+        b.channel().signal(to, 0)
+        b.wait_signal(0, r + 1)
+        # The end first: it is the last to arrive.
+        b.compare(half + n - 65536, want[-65536:], "SIG-2", "a signal overtook the end of a large put", round=r)
+        b.compare(half, want, "SIG-2", "a signal overtook a part of a large put", round=r)
+        b.expect(half, want)
+        b.expect_signal(0)
+        b.quiet(0)
+        ctx.barrier()
 
 
 @case("sig2.beside_busy_channels", clauses=("SIG-2", "SIG-1"), ranks=(2, 3), weak=True, timeout=30,
@@ -287,6 +291,26 @@ def seen_at_once(ctx: Context) -> None:
         b.compare(at, want, "MEM-3", "the word was visible before the bytes", k=k)
         b.expect(at, want)
         b.expect_signal(0)
+
+
+@case("sig3.large", clauses=("SIG-3", "SIG-1"), ranks=(2,), comm={"heap_bytes": 10 << 20}, weak=True)
+def large(ctx: Context) -> None:
+    """The signal of a put_signal of 4 MiB does not overtake its end."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    n, half = 4 << 20, b.heap.size // 2
+    for r in range(5):
+        b.place(0, message(ctx, n, ctx.rank, to, r))
+        want = message(ctx, n, source, ctx.rank, r)
+        ctx.barrier()
+        b.channel().put_signal(to, 0, half, n, 0)
+        b.wait_signal(0, r + 1)
+        b.compare(half + n - 65536, want[-65536:], "SIG-3", "the signal of a put_signal overtook the end of its put", round=r)
+        b.compare(half, want, "SIG-3", "the signal of a put_signal overtook a part of its put", round=r)
+        b.expect(half, want)
+        b.expect_signal(0)
+        b.quiet(0)
+        ctx.barrier()
 
 
 @case("sig3.own_bytes", clauses=("SIG-3", "SIG-1"), comm={"heap_bytes": 4 << 20}, weak=True)

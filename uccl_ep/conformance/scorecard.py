@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,31 @@ def _texts(case: CaseResult) -> list[tuple[str, str]]:
     return found
 
 
+@dataclass(frozen=True)
+class Chip:
+    """A case and its variants, as one thing to look at."""
+
+    id: str
+    title: str
+    runs: list[CaseResult]
+
+    @property
+    def worst(self) -> str:
+        return next((c.status for c in self.runs if c.bad), self.runs[0].status)
+
+
+def _chips(clause: str, cases: list[CaseResult]) -> tuple[list[Chip], list[Chip]]:
+    """The cases that are about this clause, and those that check it beside something else. What failed is always shown."""
+    chips: dict[str, Chip] = {}
+    for c in cases:
+        name = c.id.partition("@")[0]
+        chips.setdefault(name, Chip(name, c.title, [])).runs.append(c)
+    prefix = clause.replace("-", "").lower() + "."
+    shown = [chip for chip in chips.values() if chip.id.startswith(prefix) or chip.worst in BAD]
+    more = [chip for chip in chips.values() if chip not in shown]
+    return (shown, more) if shown else (more, [])
+
+
 def render(result: SuiteResult) -> str:
     import jinja2
 
@@ -98,14 +124,15 @@ def render(result: SuiteResult) -> str:
     )  # fmt: skip
     blamed = _blamed(result)
     groups = [
-        (title, [(c, CLAUSES[c], clause_status(blamed[c]), blamed[c]) for c in CLAUSES if c.startswith(prefix)])
+        (title, [(c, CLAUSES[c], clause_status(blamed[c]), *_chips(c, blamed[c])) for c in CLAUSES if c.startswith(prefix)])
         for prefix, title in GROUPS.items()
     ]
     ran = [c for c in result.cases if c.status != "not_supported"]
     return environment.get_template("scorecard.html.j2").render(
         result=result,
         groups=groups,
-        flags=[(name, text, result.capabilities["flags"][name]) for _, name, text in FLAGS],
+        promised=[(name, text) for _, name, text in FLAGS if result.capabilities["flags"][name]],
+        not_promised=[name for _, name, _ in FLAGS if not result.capabilities["flags"][name]],
         limits={k: v for k, v in result.capabilities["limits"].items() if v},
         failures=[c for c in result.cases if c.bad],
         waived=[c for c in result.cases if c.status == "waived"],
