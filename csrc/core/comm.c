@@ -206,8 +206,12 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_c
     p->error_stops = agreed->flags & UCCL_EP_CAP_ERROR_STOPS;
     p->in_order = agreed->flags & UCCL_EP_CAP_COMPLETES_IN_ORDER && p->error_stops;
     p->unsignalled = p->in_order && agreed->flags & UCCL_EP_CAP_UNSIGNALLED;
-    p->signal_every = p->max_inflight_peer / 4 < 32 ? p->max_inflight_peer / 4 : 32;
-    if (!p->signal_every) p->signal_every = 1;
+    /* What no completion covers yet, when a NIC took a part of a batch, holds room until more is submitted: over all peers at
+     * most a quarter of every limit, so that there is always room for that more. */
+    uint32_t every = p->max_inflight_peer < p->max_inflight / p->size ? p->max_inflight_peer : p->max_inflight / p->size;
+    every /= 4;
+    p->signal_every = every < 1 ? 1 : every > 32 ? 32 : every;
+    p->signalled_bytes = p->max_inflight_bytes / 4 / p->size / p->signal_every;
 }
 
 static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {

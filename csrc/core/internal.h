@@ -145,6 +145,7 @@ struct proxy {
     /* agreed limits */
     uint32_t max_inflight_peer, max_inflight, max_batch, signal_every;
     uint64_t max_inflight_bytes, max_message_bytes;
+    uint64_t signalled_bytes; /* so long an operation gives a completion of its own */
     uint64_t heap_bytes;
     uint32_t signals;
     uint32_t size;

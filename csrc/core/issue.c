@@ -37,7 +37,10 @@ static uint32_t operations_allowed(const struct proxy *p, const struct peer *q) 
 static bool bytes_allowed(const struct proxy *p, const struct peer *q, uint64_t planned, uint64_t more) {
     const uint64_t total = p->inflight_bytes + planned;
     const uint64_t mine = q->inflight_bytes + planned;
-    if (total + more > p->max_inflight_bytes) return total == 0; /* larger than the limit: alone, or never */
+    /* A quarter may be held by operations without a completion (signal_every): whatever waits for less waits for ever. A put
+     * larger than the limit goes then, too. */
+    if (total <= p->max_inflight_bytes / 4) return true;
+    if (total + more > p->max_inflight_bytes) return false;
     return !mine || mine + more <= p->max_inflight_bytes - total;
 }
 
@@ -242,7 +245,8 @@ void issue_peer(struct proxy *p, uint32_t target) {
         if (p->unsignalled) {
             /* One completion covers a run; never so few that a full queue holds none. */
             for (uint32_t i = 0; i < n; i++)
-                if (!((q->seq_issued + 1 + i) % p->signal_every)) operations[i].flags = UCCL_EP_OPERATION_SIGNALLED;
+                if (!((q->seq_issued + 1 + i) % p->signal_every) || operations[i].length >= p->signalled_bytes)
+                    operations[i].flags = UCCL_EP_OPERATION_SIGNALLED;
             operations[n - 1].flags = UCCL_EP_OPERATION_SIGNALLED;
         } else {
             for (uint32_t i = 0; i < n; i++) operations[i].flags = UCCL_EP_OPERATION_SIGNALLED;
