@@ -58,7 +58,7 @@ static const uccl_ep_backend *table;
     for (const uint64_t until_ = test_now_ns() + PATIENCE_NS; !(condition); sched_yield())                             \
     CHECK(test_now_ns() < until_, __VA_ARGS__)
 
-/* ---- the host ---- */
+/* --------------------------------------------------------------------------------------------------------- the host */
 
 static _Thread_local char said[256];
 static _Thread_local int said_code;
@@ -100,7 +100,7 @@ static const uccl_ep_host host = {.size = sizeof(uccl_ep_host),
         CHECK(strstr(said, word), "the text is: %s", said);                                                            \
     } while (0)
 
-/* ---- ranks ---- */
+/* ------------------------------------------------------------------------------------------------------------ ranks */
 
 typedef struct blob {
     uint32_t bytes;
@@ -253,7 +253,7 @@ static inline void submit_all(const rank *r, unsigned e, uint32_t peer, const uc
     CHECK_EQ(accepted, n);
 }
 
-/* ---- processes that meet ---- */
+/* ---------------------------------------------------------------------------------------------- processes that meet */
 
 /* Shared before the fork: a barrier, and what the ranks tell each other. */
 typedef struct board {
@@ -314,7 +314,7 @@ static inline void run_ranks(void (*body)(board *, uint32_t), uint32_t n) {
     munmap(b, sizeof(*b));
 }
 
-/* ---- what the process holds ---- */
+/* ------------------------------------------------------------------------------------------- what the process holds */
 
 static inline unsigned count_fds(void) {
     unsigned n = 0;
@@ -347,7 +347,7 @@ static inline uint64_t status_kib(const char *key) {
     return kib;
 }
 
-/* ---- running ---- */
+/* ---------------------------------------------------------------------------------------------------------- running */
 
 typedef struct shm_test {
     const char *name;

@@ -5,7 +5,7 @@
  */
 #include "shm_ranks.h"
 
-/* ---- writes and adds, all to all ---- */
+/* -------------------------------------------------------------------------------------- writes and adds, all to all */
 
 #define ZONE (192 * KIB)
 
@@ -110,7 +110,7 @@ static void adds(board *b, uint32_t me) {
     rank_close(&r);
 }
 
-/* ---- refused operations ---- */
+/* ----------------------------------------------------------------------------------------------- refused operations */
 
 static void refused_operations(void) {
     static rank ranks[2];
@@ -229,7 +229,7 @@ static void bounded_submit(void) {
     for (unsigned i = 0; i < 2; i++) rank_close(&ranks[i]);
 }
 
-/* ---- bad blobs ---- */
+/* -------------------------------------------------------------------------------------------------------- bad blobs */
 
 static void bad_blobs(void) {
     static rank ranks[2];
@@ -313,7 +313,7 @@ static void bad_blobs(void) {
     rank_close(&alone);
 }
 
-/* ---- registration, identity, sparse memory ---- */
+/* ---------------------------------------------------------------------------- registration, identity, sparse memory */
 
 static void registration(void) {
     static rank r;
@@ -398,7 +398,7 @@ static void sparse(void) {
     for (unsigned i = 0; i < 2; i++) rank_close(&ranks[i]);
 }
 
-/* ---- threads ---- */
+/* ---------------------------------------------------------------------------------------------------------- threads */
 
 typedef struct driver {
     rank *r;

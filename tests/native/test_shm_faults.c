@@ -16,7 +16,7 @@ int main(void) {
 }
 #else
 
-/* ---- the C library, with one call failing ---- */
+/* ----------------------------------------------------------------------------- the C library, with one call failing */
 
 static bool armed;
 static unsigned calls, fails_at; /* 0: none */
@@ -74,7 +74,7 @@ __attribute__((visibility("default"))) void *calloc(size_t n, size_t bytes) {
 }
 #endif
 
-/* ---- two ranks that may fail ---- */
+/* ------------------------------------------------------------------------------------------ two ranks that may fail */
 
 typedef struct attempt {
     uccl_ep_device *device;

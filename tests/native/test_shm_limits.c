@@ -4,7 +4,7 @@
  */
 #include "shm_ranks.h"
 
-/* ---- limits of the process ---- */
+/* -------------------------------------------------------------------------------------------- limits of the process */
 
 static uccl_ep_device *plain_device(void) {
     uccl_ep_device *device;
@@ -95,6 +95,25 @@ static void no_long_files(board *b, uint32_t me) {
     table->device_close(device);
 }
 
+static void huge_pages(board *b, uint32_t me) {
+    (void)b;
+    (void)me;
+    uccl_ep_device *device = plain_device();
+    void *base;
+    const int status = table->memory_alloc(device, 3 * MIB, UCCL_EP_ALLOC_HUGE_ON, &base);
+    if (status == UCCL_EP_OK) {
+        memset(base, 1, 3 * MIB); /* they are there, or this is SIGBUS */
+        table->memory_free(device, base, 3 * MIB);
+    } else {
+        CHECK(status == UCCL_EP_E_NO_MEMORY && strstr(said, "vm.nr_hugepages"), "status %d: %s", status, said);
+        printf("  left out: %s\n", said);
+    }
+    CHECK_OK(table->memory_alloc(device, 3 * MIB, UCCL_EP_ALLOC_HUGE_AUTO, &base));
+    memset(base, 1, 3 * MIB);
+    table->memory_free(device, base, 3 * MIB);
+    table->device_close(device);
+}
+
 static void no_descriptors(board *b, uint32_t me) {
     (void)b;
     (void)me;
@@ -148,6 +167,7 @@ static void limits(void) {
         run_ranks(no_locked_memory, 1);
         run_ranks(no_address_space, 1);
     }
+    run_ranks(huge_pages, 1);
     run_ranks(no_long_files, 1);
     run_ranks(no_descriptors, 1);
 }

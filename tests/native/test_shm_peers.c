@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <sys/syscall.h>
 
-/* ---- strangers and forgers ---- */
+/* -------------------------------------------------------------------------------------------- strangers and forgers */
 
 static socklen_t socket_name(const papers *p, struct sockaddr_un *name) {
     shm_address address;
@@ -187,7 +187,7 @@ static void forged_memory(void) {
     }
 }
 
-/* ---- deaths ---- */
+/* ----------------------------------------------------------------------------------------------------------- deaths */
 
 #define ORPHAN (MAX_RANKS - 1) /* its note */
 

@@ -210,8 +210,7 @@ uccl_ep_status shm_disconnect(uccl_ep_endpoint *endpoint, uint32_t peer) {
     return UCCL_EP_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------- operations
- */
+/* ------------------------------------------------------------------------------------------------------- operations */
 
 static bool shm_inside(uint64_t region_bytes, uint64_t offset, uint64_t bytes) {
     return offset <= region_bytes && bytes <= region_bytes - offset;

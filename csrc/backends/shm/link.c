@@ -44,8 +44,7 @@ static void shm_set_state(shm_link *link, shm_link_state state) {
     atomic_store_explicit(&link->state, (uint32_t)state, memory_order_release);
 }
 
-/* ------------------------------------------------------------------------------------------------------- descriptors
- */
+/* ------------------------------------------------------------------------------------------------------ descriptors */
 
 static int shm_watch(const uccl_ep_device *device, int fd, uint32_t tag) {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = tag};
@@ -89,8 +88,7 @@ static bool shm_same_user(int fd, pid_t *pid) {
     return true;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- packets
- */
+/* ---------------------------------------------------------------------------------------------------------- packets */
 
 typedef enum shm_received { SHM_NOTHING, SHM_MESSAGE, SHM_END, SHM_JUNK, SHM_NO_ROOM, SHM_ERROR } shm_received;
 
@@ -170,8 +168,7 @@ static int shm_send(int fd, const shm_message *message, const int *fds, unsigned
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- link's life
- */
+/* ------------------------------------------------------------------------------------------------------ link's life */
 
 static shm_link *shm_link_new(uint32_t peer, const uint8_t name[SHM_ID_BYTES], shm_link_state state) {
     shm_link *link = calloc(1, sizeof *link);
@@ -493,8 +490,7 @@ void shm_links_pump(uccl_ep_device *device) {
     if (device->unwatched) shm_look_for_dead(device);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- calls
- */
+/* ------------------------------------------------------------------------------------------------------------ calls */
 
 uccl_ep_status shm_links_open(uccl_ep_device *device, uint32_t rank, uint32_t peers) {
     const uccl_ep_host *host = device->host;
