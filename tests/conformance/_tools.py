@@ -25,7 +25,9 @@ MASK = (1 << 64) - 1
 SIZES = tuple(
     sorted({0, 16, 32, 48} | {m + d for m in (256, 512, 1024, 2048, 4096, 8192, 65536) for d in (-16, 0, 16)})
 )
-FINE_SIZES = tuple(sorted({0, 4, 8, 12, 20, 60} | {m + d for m in (256, 512, 1024, 2048, 4096, 65536) for d in (-4, 0, 4)}))
+FINE_SIZES = tuple(
+    sorted({0, 4, 8, 12, 20, 60} | {m + d for m in (256, 512, 1024, 2048, 4096, 65536) for d in (-4, 0, 4)})
+)
 # Largest command: 2^19 - 1 granules.
 LARGEST = {16: ((1 << 19) - 1) * 16, 4: ((1 << 19) - 1) * 4}
 
@@ -70,7 +72,15 @@ def put_command(target: int, local: int, remote: int, nbytes: int, granularity: 
 
 
 def put_words(
-    target: int, local: int, remote: int, nbytes: int, *, op: int = PUT, slot: int = 0, add: int = 0, granularity: int = 16
+    target: int,
+    local: int,
+    remote: int,
+    nbytes: int,
+    *,
+    op: int = PUT,
+    slot: int = 0,
+    add: int = 0,
+    granularity: int = 16,
 ) -> tuple[int, int]:
     """The two words of PUT or PUT_SIGNAL; values that do not fit are the caller's own fault."""
     fine = int(granularity == 4)
@@ -92,7 +102,7 @@ def raw(words: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint64]:
 def send_round(
     ctx: Context, b: Bench, sizes: Sequence[int], *, channel: int = 0, slot: int = 0, fused: bool = True
 ) -> None:
-    """Send one message of each size around the ring of ranks, all posted at once; look at each as its signal shows it."""
+    """Send a message of each size around the ring of ranks, all posted at once; look at each as its signal shows it."""
     to, source = neighbours(ctx)
     layout = Layout(b)
     ch = b.channel(channel)
@@ -118,7 +128,13 @@ def send_round(
     for sequence, (offset, size) in enumerate(spans):
         b.wait_signal(slot, first + sequence + 1, "SIG-1")
         want = message(ctx, size, source, ctx.rank, sequence)
-        b.compare(layout.landing(source) + offset, want, clause, "a signal is visible and the bytes before it are not",
-                  sequence=sequence, size=size)  # fmt: skip
+        b.compare(
+            layout.landing(source) + offset,
+            want,
+            clause,
+            "a signal is visible and the bytes before it are not",
+            sequence=sequence,
+            size=size,
+        )
         b.expect(layout.landing(source) + offset, want)
         b.expect_signal(slot)

@@ -21,7 +21,7 @@ _CODE_AT, _TABLE_AT, _DYNAMIC_AT, _SIZE = 0x100, 0x180, 0x400, 0x1000
 
 
 def _library(major: int, minor: int, size: int = 512) -> bytes:
-    """The smallest shared library that is a backend of version major.minor, as far as a host may look before it knows that.
+    """The smallest library that is a backend of version major.minor, as far as a host may look before it knows that.
 
     Written here byte by byte, since who runs the suite need not have a compiler.
     """
@@ -57,12 +57,18 @@ def identity(ctx: Context) -> None:
     ctx.check(bool(info.backend) and bool(info.backend_version), "ABI-1", "the backend has no name or no version")
     ctx.check(info.backend_abi[0] >= 1, "ABI-1", "the backend tells no ABI", got=str(info.backend_abi))
     ctx.check(bool(info.device.name), "ABI-1", "the device has no name")
-    ctx.check(not info.device.unusable, "ABI-1", "a device is in use that calls itself unusable", got=info.device.unusable)
+    ctx.check(
+        not info.device.unusable, "ABI-1", "a device is in use that calls itself unusable", got=info.device.unusable
+    )
     caps = info.device.caps
     ctx.check(0 <= caps.completion_level <= 2, "ABI-1", "there is no such completion level", got=caps.completion_level)
     ctx.check(caps.flags >> 19 == 0, "ABI-1", "a promise is made that ABI 1.0 does not know", got=hex(caps.flags))
-    ctx.check(caps.max_message_bytes % max(caps.write_alignment, 1) == 0, "ABI-1",
-              "the largest operation is not aligned as operations must be", got=caps.max_message_bytes)  # fmt: skip
+    ctx.check(
+        caps.max_message_bytes % max(caps.write_alignment, 1) == 0,
+        "ABI-1",
+        "the largest operation is not aligned as operations must be",
+        got=caps.max_message_bytes,
+    )
     names = ctx.share([info.backend, info.backend_version, str(info.strategy)])
     ctx.check(all(n == names[0] for n in names), "ABI-1", "ranks see different backends or strategies", got=str(names))
 
@@ -81,7 +87,9 @@ def other_version(ctx: Context) -> None:
                 ctx.open(backend=path, backend_options="")
             text = str(caught[0])
             for version in (other, (major, minor)):
-                ctx.check(f"{version[0]}.{version[1]}" in text, "ABI-1", "the refusal does not name both versions", got=text)
+                ctx.check(
+                    f"{version[0]}.{version[1]}" in text, "ABI-1", "the refusal does not name both versions", got=text
+                )
         # Of the right version, but a table too short to be one: whatever is wrong, it is an error and no crash.
         path = Path(folder) / "short.so"
         path.write_bytes(_library(major, minor, size=16))
@@ -103,12 +111,18 @@ def not_a_backend(ctx: Context) -> None:
         libraries = [text, empty, Path(folder) / "absent.so"]
         # Some library of this process that is surely none of ours.
         with open("/proc/self/maps", encoding="utf-8") as maps:
-            libraries += [Path(line.split(maxsplit=5)[5].strip()) for line in maps if "libc.so" in line or "libm.so" in line][:1]
+            libraries += [
+                Path(line.split(maxsplit=5)[5].strip()) for line in maps if "libc.so" in line or "libm.so" in line
+            ][:1]
         for path in libraries:
             with ctx.raises("ABI-1", NotABackend, f"{path.name} as a backend") as caught:
                 ctx.open(backend=path, backend_options="")
-            ctx.check(os.path.basename(path) in str(caught[0]), "ABI-1", "the refusal does not name the library",
-                      got=str(caught[0]))  # fmt: skip
+            ctx.check(
+                os.path.basename(path) in str(caught[0]),
+                "ABI-1",
+                "the refusal does not name the library",
+                got=str(caught[0]),
+            )
     b = ctx.open()
     to, _ = neighbours(ctx)
     b.channel().signal(to, 0).wait()

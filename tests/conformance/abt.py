@@ -40,8 +40,13 @@ def ends_waits(ctx: Context) -> None:
     b.broken = True
     for kind, (name, ended) in enumerate(ctx.join(tasks)):
         ctx.check_equal(name, "Aborted", "ABT-1", "a wait did not end with Aborted", kind=kind)
-        ctx.check(ended - began[0] < SOON * ctx.time_scale, "ABT-1", "a wait outlived the abort", kind=kind,
-                  seconds=round(ended - began[0], 3))  # fmt: skip
+        ctx.check(
+            ended - began[0] < SOON * ctx.time_scale,
+            "ABT-1",
+            "a wait outlived the abort",
+            kind=kind,
+            seconds=round(ended - began[0], 3),
+        )
     ctx.barrier()
 
 
@@ -67,7 +72,9 @@ def final(ctx: Context) -> None:
     for name, call in calls.items():
         with ctx.raises("ABT-1", Aborted, f"{name} after an abort") as caught:
             call()
-        ctx.check("weather" in str(caught[0]), "ABT-1", "the reason of the abort is not told", call=name, got=str(caught[0]))
+        ctx.check(
+            "weather" in str(caught[0]), "ABT-1", "the reason of the abort is not told", call=name, got=str(caught[0])
+        )
     ctx.barrier()
     ctx.close(b)
     again = ctx.open()
@@ -122,8 +129,13 @@ def close_under_load(ctx: Context) -> None:
         ctx.sleep(float(ctx.rng.random()) * 0.01)
         ctx.close(b)
         for name in ctx.join(tasks):
-            ctx.check(name in ("Aborted", "ChannelClosed", "PeerLost"), "ABT-1", "a poster was not told of the close", got=name,
-                      repeat=r)  # fmt: skip
+            ctx.check(
+                name in ("Aborted", "ChannelClosed", "PeerLost"),
+                "ABT-1",
+                "a poster was not told of the close",
+                got=name,
+                repeat=r,
+            )
         with ctx.raises("ABT-1", UcclEpError, "a call on a closed communicator"):
             b.comm.quiet()
         ctx.barrier()
@@ -131,7 +143,7 @@ def close_under_load(ctx: Context) -> None:
 
 @case("abt1.peer_still_works", clauses=("ABT-1", "ERR-1"), ranks=(2,), timeout=30)
 def peer_still_works(ctx: Context) -> None:
-    """One rank closes while the other is in the middle of quiets to it: an error or success, never a hang or a crash."""
+    """One rank closes while the other is in the middle of quiets to it: error or success, never a hang or a crash."""
     for _ in range(20):
         b = ctx.open(shadow=False)
         b.broken = True

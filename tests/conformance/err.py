@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from uccl_ep.conformance import patterns
 from uccl_ep.conformance.bench import Bench
 from uccl_ep.conformance.context import Context
@@ -52,7 +53,9 @@ def never_taken(ctx: Context) -> None:
     with ctx.raises("ERR-1", DeadlineExceeded, "a poll of quiet"):
         ch.quiet(timeout=0)
     report = b.comm.report()
-    ctx.check("0" in report and bool(report.strip()), "ERR-1", "the report of a stuck communicator says nothing", got=report)
+    ctx.check(
+        "0" in report and bool(report.strip()), "ERR-1", "the report of a stuck communicator says nothing", got=report
+    )
     ticket.wait()
     b.wait_signal(0, 1, "QUI-1")
     b.expect_signal(0)
@@ -60,7 +63,7 @@ def never_taken(ctx: Context) -> None:
 
 @case("err2.record", clauses=("ERR-2", "ERR-4", "QUI-1"), ranks=(2, 3))
 def record(ctx: Context) -> None:
-    """A failed command makes one record that names it; every wait that covers it fails with that, no earlier one does."""
+    """A failed command makes one record that names it; the waits that cover it fail with that, no earlier one does."""
     b = ctx.bench
     to, _ = neighbours(ctx)
     ch = b.channel()
@@ -123,7 +126,9 @@ def before_the_counter(ctx: Context) -> None:
                     outcome = error.name
                     found = error.record
             ctx.check(outcome not in ("", "success"), "ERR-2", "a failed ticket was reported as complete", got=outcome)
-            ctx.check_equal((found.ticket, found.channel), (ticket.value, c), "ERR-2", "the record is of another command")
+            ctx.check_equal(
+                (found.ticket, found.channel), (ticket.value, c), "ERR-2", "the record is of another command"
+            )
         b.reset()
 
 
@@ -200,7 +205,9 @@ def signal_implies_data(ctx: Context) -> None:
         for k in range(n):
             at = k * size
             ch.put(to, layout.source(to) + at, layout.landing(ctx.rank) + at, size // 2)
-            ch.put_signal(to, layout.source(to) + at + size // 2, layout.landing(ctx.rank) + at + size // 2, size // 2, 0)
+            ch.put_signal(
+                to, layout.source(to) + at + size // 2, layout.landing(ctx.rank) + at + size // 2, size // 2, 0
+            )
         ch.quiet()
     except UcclEpError as error:
         failed = error.name  # a NIC may fail: what then counts is what the other side is made to believe
@@ -211,8 +218,15 @@ def signal_implies_data(ctx: Context) -> None:
     ctx.check(word <= n, "SIG-1", "more signals than were sent", got=word)
     for k in range(word):
         want = message(ctx, size, source, ctx.rank, k)
-        b.compare(layout.landing(source) + k * size, want, "ERR-3", "a signal vouches for a message that is not there", k=k,
-                  counter=word, sender=troubles[source])  # fmt: skip
+        b.compare(
+            layout.landing(source) + k * size,
+            want,
+            "ERR-3",
+            "a signal vouches for a message that is not there",
+            k=k,
+            counter=word,
+            sender=troubles[source],
+        )
     b.loosen(layout.landing(source), n * size)
     b.expect_signal(0, word)
     b.broken = any(troubles)
@@ -222,7 +236,7 @@ def signal_implies_data(ctx: Context) -> None:
 def only_this_target(ctx: Context) -> None:
     """A malformed command with a readable target costs (channel, target): other targets and channels go on."""
     b = ctx.bench
-    to, source = neighbours(ctx)
+    to, _ = neighbours(ctx)
     ch = b.channel(0)
     bad = ch.post_raw(raw([_bad_put(b, to)]))
     with ctx.raises("ERR-4", CommandError, "a wait for the malformed command") as caught:
@@ -236,13 +250,20 @@ def only_this_target(ctx: Context) -> None:
             for _ in range(10):
                 ch.signal(target, 1)
         except UcclEpError as error:
-            ctx.fail("ERR-4", "a malformed command to one rank closed the channel to another", target=target, error=str(error))
+            ctx.fail(
+                "ERR-4",
+                "a malformed command to one rank closed the channel to another",
+                target=target,
+                error=str(error),
+            )
     for _ in range(10):
         b.channel(1).signal(to, 2)
     b.quiet(1, clause="ERR-4")
     b.wait_signal(1, 10 * (ctx.size - 1), "ERR-4")
     b.wait_signal(2, 10, "ERR-4")
-    ctx.check_equal(ch.stats()["state"] in (0, "open"), True, "ERR-4", "a malformed command with a target closed the channel")
+    ctx.check_equal(
+        ch.stats()["state"] in (0, "open"), True, "ERR-4", "a malformed command with a target closed the channel"
+    )
     ctx.barrier()
     b.reset()
     send_round(ctx, b, (0, 16, 4096), fused=False)
@@ -319,22 +340,38 @@ def every_kind(ctx: Context) -> None:
     # A few well-formed relatives first, so that the encoder of this test is known to be right.
     layout = Layout(b)
     b.place(layout.source(to), message(ctx, 64, ctx.rank, to, 0))
-    b.channel(0).post_raw(raw([
-        put_words(to, layout.source(to), layout.landing(ctx.rank), 64), signal_words(to, 1, (1 << 63) | 5), (4, to << 51),
-        put_words(to, layout.source(to), layout.landing(ctx.rank), 64, op=3, slot=2, add=8191),
-    ])).wait()  # fmt: skip
+    b.channel(0).post_raw(
+        raw(
+            [
+                put_words(to, layout.source(to), layout.landing(ctx.rank), 64),
+                signal_words(to, 1, (1 << 63) | 5),
+                (4, to << 51),
+                put_words(to, layout.source(to), layout.landing(ctx.rank), 64, op=3, slot=2, add=8191),
+            ]
+        )
+    ).wait()
     ctx.barrier()
     source = neighbours(ctx)[1]
-    b.compare(layout.landing(source), message(ctx, 64, source, ctx.rank, 0), "ERR-4", "a well-formed raw put is not executed")
-    ctx.check_equal((b.comm.read_signal(1), b.comm.read_signal(2)), ((1 << 63) | 5, 8191), "ERR-4",
-                    "well-formed raw signals are not executed")  # fmt: skip
+    b.compare(
+        layout.landing(source), message(ctx, 64, source, ctx.rank, 0), "ERR-4", "a well-formed raw put is not executed"
+    )
+    ctx.check_equal(
+        (b.comm.read_signal(1), b.comm.read_signal(2)),
+        ((1 << 63) | 5, 8191),
+        "ERR-4",
+        "well-formed raw signals are not executed",
+    )
     for c, (what, words) in enumerate(kinds):
         ticket = b.channel(c).post_raw(raw([words]))
         with ctx.raises("ERR-4", UcclEpError, f"a malformed command ({what})"):
             ticket.wait()
     ctx.barrier()
-    ctx.check_equal((b.comm.read_signal(1), b.comm.read_signal(2)), ((1 << 63) | 5, 8191), "ERR-4",
-                    "a malformed command changed a signal word")  # fmt: skip
+    ctx.check_equal(
+        (b.comm.read_signal(1), b.comm.read_signal(2)),
+        ((1 << 63) | 5, 8191),
+        "ERR-4",
+        "a malformed command changed a signal word",
+    )
     b.expect(layout.landing(source), message(ctx, 64, source, ctx.rank, 0))
     if b.shadow is not None:
         b.compare(0, b.shadow, "ERR-4", "a malformed command moved bytes")
@@ -368,7 +405,13 @@ def _executable(b: Bench, words: tuple[int, int]) -> bool:
     return op == 4 and w0 >> 3 == 0 and w1 & ((1 << 51) - 1) == 0
 
 
-@case("err4.random_bytes", clauses=("ERR-4", "ERR-6", "SIG-1"), ranks=(2, 4), comm={"channels": 64, "signals": 16}, timeout=40)
+@case(
+    "err4.random_bytes",
+    clauses=("ERR-4", "ERR-6", "SIG-1"),
+    ranks=(2, 4),
+    comm={"channels": 64, "signals": 16},
+    timeout=40,
+)
 def random_bytes(ctx: Context) -> None:
     """500 random 16-byte values in the rings: none moves a byte, and each costs no more than its channel or target."""
     b = ctx.bench
@@ -391,7 +434,9 @@ def random_bytes(ctx: Context) -> None:
                 except UcclEpError:
                     ctx.checked()
             if c % 8:
-                ctx.check(ch.stats()["state"] in (0, "open"), "ERR-4", "readable targets closed the whole channel", channel=c)
+                ctx.check(
+                    ch.stats()["state"] in (0, "open"), "ERR-4", "readable targets closed the whole channel", channel=c
+                )
         # The rest goes on: two channels that nobody put anything into.
         to, _ = neighbours(ctx)
         b.channel(62 + r % 2).signal(to, 1)
@@ -400,7 +445,9 @@ def random_bytes(ctx: Context) -> None:
         b.expect_signal(1)
         ctx.barrier()
         for slot in range(b.signals):
-            ctx.check_equal(b.comm.read_signal(slot), b.words[slot], "ERR-4", "random bytes changed a signal word", slot=slot)
+            ctx.check_equal(
+                b.comm.read_signal(slot), b.words[slot], "ERR-4", "random bytes changed a signal word", slot=slot
+            )
         if b.shadow is not None:
             b.compare(0, b.shadow, "ERR-4", "random bytes moved bytes of a heap")
         ctx.barrier()
@@ -408,7 +455,12 @@ def random_bytes(ctx: Context) -> None:
     ctx.check(posted >= 150, "ERR-4", "too few random values were tried", posted=posted)
 
 
-@case("err6.closed_until_reset", clauses=("ERR-6", "SIG-1", "SIG-2"), ranks=(2, 3), comm={"channels": 2, "heap_bytes": 2 << 20})
+@case(
+    "err6.closed_until_reset",
+    clauses=("ERR-6", "SIG-1", "SIG-2"),
+    ranks=(2, 3),
+    comm={"channels": 2, "heap_bytes": 2 << 20},
+)
 def closed_until_reset(ctx: Context) -> None:
     """What failed stays refused until a collective reset; then words start at zero, tickets go on, all works."""
     b = ctx.bench
@@ -419,8 +471,12 @@ def closed_until_reset(ctx: Context) -> None:
     for repeat in range(10):
         with ctx.raises("ERR-6", UcclEpError, "a quiet over the failure"):
             ch.quiet()
-        for post in (lambda: ch.put(to, 0, 0, 16), lambda: ch.signal(to, 0), lambda: ch.put_signal(to, 0, 0, 16, 0),
-                     lambda: ch.post_raw(raw([signal_words(to, 0, 1)])).wait()):  # fmt: skip
+        for post in (
+            lambda: ch.put(to, 0, 0, 16),
+            lambda: ch.signal(to, 0),
+            lambda: ch.put_signal(to, 0, 0, 16, 0),
+            lambda: ch.post_raw(raw([signal_words(to, 0, 1)])).wait(),
+        ):
             # Also a raw command, which nothing looks at before the consumer does.
             with ctx.raises("ERR-6", UcclEpError, f"a command to what is closed, attempt {repeat}"):
                 post()
@@ -467,7 +523,13 @@ def one_rank_failed(ctx: Context) -> None:
     b.expect_signal(2, ctx.size)
 
 
-@case("err6.nothing_of_the_old", clauses=("ERR-6", "SIG-1"), ranks=(2, 3), comm={"channels": 2, "ring_log2": 6}, timeout=30)
+@case(
+    "err6.nothing_of_the_old",
+    clauses=("ERR-6", "SIG-1"),
+    ranks=(2, 3),
+    comm={"channels": 2, "ring_log2": 6},
+    timeout=30,
+)
 def nothing_of_the_old(ctx: Context) -> None:
     """What was queued behind a failure is given up: after the reset none of it is applied, fifteen times over."""
     b = ctx.bench
@@ -482,8 +544,12 @@ def nothing_of_the_old(ctx: Context) -> None:
         b.channel(1).signal(to, 4).wait()
         b.channel(0).signal(to, 5).wait()
         ctx.barrier()
-        ctx.check_equal((b.comm.read_signal(3), b.comm.read_signal(4), b.comm.read_signal(5)), (0, 1, 1), "ERR-6",
-                        "commands of before a reset were applied after it, or those after it were not")  # fmt: skip
+        ctx.check_equal(
+            (b.comm.read_signal(3), b.comm.read_signal(4), b.comm.read_signal(5)),
+            (0, 1, 1),
+            "ERR-6",
+            "commands of before a reset were applied after it, or those after it were not",
+        )
         ctx.barrier()
         b.expect_signal(4)
         b.expect_signal(5)

@@ -25,9 +25,14 @@ def _across(ctx: Context, wrap: int, log2: int, lead: int) -> None:
     first = True
     while k < n:
         batch = min(n - k, 1 + k % slots)
-        ticket = ch.post_many(commands([
-            put_command(to, layout.source(to) + i * 64, layout.landing(ctx.rank) + i * 64, size) for i in range(k, k + batch)
-        ]))  # fmt: skip
+        ticket = ch.post_many(
+            commands(
+                [
+                    put_command(to, layout.source(to) + i * 64, layout.landing(ctx.rank) + i * 64, size)
+                    for i in range(k, k + batch)
+                ]
+            )
+        )
         if first:
             ctx.check_equal(ticket.value, wrap - lead + batch - 1, "LIM-1", "the first ticket is not the one asked for")
             first = False
@@ -36,8 +41,12 @@ def _across(ctx: Context, wrap: int, log2: int, lead: int) -> None:
         signals += 1
         if signals % 2:
             signal.wait()
-            ctx.check(signal.done() and signal.source_done(), "LIM-1", "a ticket that was waited for is not done",
-                      ticket=signal.value)  # fmt: skip
+            ctx.check(
+                signal.done() and signal.source_done(),
+                "LIM-1",
+                "a ticket that was waited for is not done",
+                ticket=signal.value,
+            )
         else:
             ctx.check(ctx.until(signal.done), "LIM-1", "a ticket beside a wrap never became done", ticket=signal.value)
         ch.quiet_source()
@@ -73,7 +82,9 @@ def batch_across_wrap(ctx: Context) -> None:
     for lead in (1, 3, 8, 15, 16):
         b = ctx.open(first_ticket=(1 << 32) - lead, ring_log2=4)
         for r in range(3):
-            last = b.channel().post_many(commands([{"op": SIGNAL, "target": to, "slot": k, "add": 1} for k in range(16)]))
+            last = b.channel().post_many(
+                commands([{"op": SIGNAL, "target": to, "slot": k, "add": 1} for k in range(16)])
+            )
             ctx.check_equal(last.value, (1 << 32) - lead + 16 * (r + 1) - 1, "LIM-1", "tickets across 2^32 are wrong")
         last.wait()
         for k in range(16):
@@ -97,7 +108,9 @@ def lap_parity(ctx: Context) -> None:
         ctx.close(b)
 
 
-@case("lim1.many_laps", clauses=("LIM-1", "SIG-1"), ranks=(2,), comm={"ring_log2": 3}, level="full", timeout=40, weak=True)
+@case(
+    "lim1.many_laps", clauses=("LIM-1", "SIG-1"), ranks=(2,), comm={"ring_log2": 3}, level="full", timeout=40, weak=True
+)
 def many_laps(ctx: Context) -> None:
     """70,000 commands through a ring of 8 slots: more than 2^13 laps and 2^16 tickets from zero."""
     b = ctx.bench
@@ -128,25 +141,38 @@ def signal_words(ctx: Context) -> None:
             ch.signal(to, slot, wrap - 20)
         ch.quiet()
         ctx.barrier()
-        ctx.check_equal(b.comm.read_signal(slot), wrap - 20, "LIM-1", "a word before a wrap holds another sum", wrap=wrap)
+        ctx.check_equal(
+            b.comm.read_signal(slot), wrap - 20, "LIM-1", "a word before a wrap holds another sum", wrap=wrap
+        )
         ctx.barrier()
         for k in range(40):
             ch.signal(to, slot)
             b.wait_signal(slot, (wrap - 19 + k) & MASK, "LIM-1")
         ch.quiet()
         ctx.barrier()
-        ctx.check_equal(b.comm.read_signal(slot), (wrap + 20) & MASK, "LIM-1", "a word behind a wrap holds another sum", wrap=wrap)
+        ctx.check_equal(
+            b.comm.read_signal(slot), (wrap + 20) & MASK, "LIM-1", "a word behind a wrap holds another sum", wrap=wrap
+        )
         b.expect_signal(slot, wrap + 20)
 
 
-@case("lim1.operations_16_bits", clauses=("LIM-1", "QUI-1"), ranks=(2,), level="full", timeout=60, comm={"ring_log2": 10},
-      weak=True)  # fmt: skip
+@case(
+    "lim1.operations_16_bits",
+    clauses=("LIM-1", "QUI-1"),
+    ranks=(2,),
+    level="full",
+    timeout=60,
+    comm={"ring_log2": 10},
+    weak=True,
+)
 def operations_16_bits(ctx: Context) -> None:
-    """More than 2^17 operations to one peer and to the own rank, in batches: internal sequences of 16 bits would wrap."""
+    """More than 2^17 operations to one peer and to the own rank, in batches: sequences of 16 bits would wrap."""
     b = ctx.bench
     to, _ = neighbours(ctx)
     ch = b.channel()
-    mixed = commands([{"op": SIGNAL, "target": (to, ctx.rank)[k % 8 == 7], "slot": k % 8, "add": 1} for k in range(1024)])
+    mixed = commands(
+        [{"op": SIGNAL, "target": (to, ctx.rank)[k % 8 == 7], "slot": k % 8, "add": 1} for k in range(1024)]
+    )
     rounds = 140
     for _ in range(rounds):
         ch.post_many(mixed)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from uccl_ep.conformance.bench import Bench
@@ -24,7 +25,9 @@ def _among(ctx: Context, b: Bench, ranks: list[int], slot: int, clause: str, n: 
     for k in range(n):
         for target in ranks:
             at = k * 256
-            b.heap[layout.source(target) + at : layout.source(target) + at + 256] = message(ctx, 256, ctx.rank, target, k)
+            b.heap[layout.source(target) + at : layout.source(target) + at + 256] = message(
+                ctx, 256, ctx.rank, target, k
+            )
             b.channel().put_signal(target, layout.source(target) + at, layout.landing(ctx.rank) + at, 256, slot)
     try:
         b.comm.wait_signal(slot, before + n * len(ranks))
@@ -34,13 +37,26 @@ def _among(ctx: Context, b: Bench, ranks: list[int], slot: int, clause: str, n: 
     ctx.barrier(ranks)
     for source in ranks:
         for k in range(n):
-            b.compare(layout.landing(source) + k * 256, message(ctx, 256, source, ctx.rank, k), clause,
-                      "a message among survivors is wrong", source=source, k=k)  # fmt: skip
+            b.compare(
+                layout.landing(source) + k * 256,
+                message(ctx, 256, source, ctx.rank, k),
+                clause,
+                "a message among survivors is wrong",
+                source=source,
+                k=k,
+            )
     ctx.barrier(ranks)
 
 
-@case("err5.killed_in_traffic", clauses=("ERR-5", "ERR-1", "SIG-1"), ranks=(4, 8), needs=("processes",), timeout=40,
-      comm={"channels": 2}, weak=True)  # fmt: skip
+@case(
+    "err5.killed_in_traffic",
+    clauses=("ERR-5", "ERR-1", "SIG-1"),
+    ranks=(4, 8),
+    needs=("processes",),
+    timeout=40,
+    comm={"channels": 2},
+    weak=True,
+)
 def killed_in_traffic(ctx: Context) -> None:
     """A rank is killed in full traffic: commands to it fail typed and in time, the others go on among themselves."""
     b = ctx.open(shadow=False)
@@ -56,7 +72,9 @@ def killed_in_traffic(ctx: Context) -> None:
     while failure is None or ctx.rank == victim:
         try:
             for target in range(ctx.size):
-                b.channel(sent % 2).put_signal(target, layout.source(target), layout.landing(ctx.rank), 1024, 8 + ctx.rank)
+                b.channel(sent % 2).put_signal(
+                    target, layout.source(target), layout.landing(ctx.rank), 1024, 8 + ctx.rank
+                )
             sent += 1
             if sent % 16 == 0:
                 b.comm.quiet()
@@ -66,8 +84,12 @@ def killed_in_traffic(ctx: Context) -> None:
             ctx.fail("ERR-5", "the loss of a rank shows as another error", error=f"{type(error).__name__}: {error}")
         if ctx.now() > ctx.deadline - 5:
             ctx.fail("ERR-1", "a rank is dead and posting and quiet to it still succeed", sent=sent)
-    ctx.check(ctx.until(lambda: victim in b.comm.lost), "ERR-5", "the dead rank is not among the lost ones",
-              lost=sorted(b.comm.lost))  # fmt: skip
+    ctx.check(
+        ctx.until(lambda: victim in b.comm.lost),
+        "ERR-5",
+        "the dead rank is not among the lost ones",
+        lost=sorted(b.comm.lost),
+    )
     ctx.check_equal(sorted(b.comm.lost), [victim], "ERR-5", "others than the dead rank are counted as lost")
     with ctx.raises("ERR-5", GONE, "a command to the dead rank"):
         b.channel(0).signal(victim, 0)
@@ -83,8 +105,13 @@ def killed_in_traffic(ctx: Context) -> None:
     # Commands that were complete before the death are none that failed.
     failed = sum(b.channel(c).stats()["failed"] for c in range(2))
     if failed:
-        ctx.check(isinstance(told, PeerLost), "ERR-5", "a quiet over failed commands to the dead rank says something else",
-                  failed=failed, got=repr(told))  # fmt: skip
+        ctx.check(
+            isinstance(told, PeerLost),
+            "ERR-5",
+            "a quiet over failed commands to the dead rank says something else",
+            failed=failed,
+            got=repr(told),
+        )
     if told is not None:
         ctx.check_equal(told.record.peer, victim, "ERR-5", "the failure names another rank")
     # Commands to the living are executed although the channel has failed tickets.
@@ -94,8 +121,14 @@ def killed_in_traffic(ctx: Context) -> None:
     _among(ctx, b, survivors, 1, "ERR-5")
 
 
-@case("err5.others_unharmed", clauses=("ERR-5", "SIG-1", "ERR-1"), ranks=(3, 4), needs=("processes",), timeout=30,
-      comm={"channels": 2})  # fmt: skip
+@case(
+    "err5.others_unharmed",
+    clauses=("ERR-5", "SIG-1", "ERR-1"),
+    ranks=(3, 4),
+    needs=("processes",),
+    timeout=30,
+    comm={"channels": 2},
+)
 def others_unharmed(ctx: Context) -> None:
     """Before anybody excludes the dead rank, signals to and from the living still arrive."""
     b = ctx.open(shadow=False)
@@ -127,14 +160,19 @@ def others_unharmed(ctx: Context) -> None:
 
 
 def _lost(b: Bench, victim: int) -> bool:
-    try:
+    with contextlib.suppress(*GONE):
         b.channel(0).signal(victim, 60)
-    except GONE:
-        pass
     return victim in b.comm.lost
 
 
-@case("err5.killed_at_any_moment", clauses=("ERR-5", "ERR-1", "SIG-1"), ranks=(3,), needs=("processes",), level="full", timeout=90)
+@case(
+    "err5.killed_at_any_moment",
+    clauses=("ERR-5", "ERR-1", "SIG-1"),
+    ranks=(3,),
+    needs=("processes",),
+    level="full",
+    timeout=90,
+)
 def killed_at_any_moment(ctx: Context) -> None:
     """A rank dies at random moments of its life, the start and the end among them, fifteen times: nobody hangs."""
     if ctx.rank:
@@ -159,8 +197,15 @@ def killed_at_any_moment(ctx: Context) -> None:
                 _rest(sub)
 
         outcome = ctx.run_group(3, life, deadline=ctx.timeout * 2)
-        ctx.check_equal(outcome.status, "pass", "ERR-1", "a rank died and another did not end well", moment=delay, repeat=k,
-                        detail=str(outcome.detail)[:2000])  # fmt: skip
+        ctx.check_equal(
+            outcome.status,
+            "pass",
+            "ERR-1",
+            "a rank died and another did not end well",
+            moment=delay,
+            repeat=k,
+            detail=str(outcome.detail)[:2000],
+        )
     ctx.barrier()
 
 
@@ -195,7 +240,9 @@ def stopped_peer(ctx: Context) -> None:
     ctx.check_equal(sorted(b.comm.lost), [], "ERR-1", "a rank that was stopped for a moment counts as lost")
 
 
-@case("err1.missing_at_the_start", clauses=("ERR-1",), ranks=(3,), needs=("processes",), comm={"bootstrap_timeout": 0.7})
+@case(
+    "err1.missing_at_the_start", clauses=("ERR-1",), ranks=(3,), needs=("processes",), comm={"bootstrap_timeout": 0.7}
+)
 def missing_at_the_start(ctx: Context) -> None:
     """One rank never starts: the others are told within the bootstrap's deadline, and nothing of theirs remains."""
     if ctx.rank != 2:
@@ -215,12 +262,16 @@ def dies_at_the_start(ctx: Context) -> None:
     if ctx.rank == 2:
         ctx.kill(2)
         ctx.sleep(ctx.timeout)
-    with ctx.raises("ERR-1", (BootstrapError, PeerLost, DeadlineExceeded), "a communicator one of whose ranks has died"):
+    with ctx.raises(
+        "ERR-1", (BootstrapError, PeerLost, DeadlineExceeded), "a communicator one of whose ranks has died"
+    ):
         ctx.open()
     ctx.barrier([0, 1])
 
 
-@case("err1.leaves_without_goodbye", clauses=("ERR-1", "ERR-5", "SIG-1"), ranks=(3, 4), needs=("processes",), timeout=30)
+@case(
+    "err1.leaves_without_goodbye", clauses=("ERR-1", "ERR-5", "SIG-1"), ranks=(3, 4), needs=("processes",), timeout=30
+)
 def leaves_without_goodbye(ctx: Context) -> None:
     """A rank is gone; the others close what they had and make a new communicator among themselves."""
     old = ctx.open(shadow=False)
@@ -242,10 +293,8 @@ def leaves_without_goodbye(ctx: Context) -> None:
 
 
 def _lost_any(b: Bench, rank: int) -> bool:
-    try:
+    with contextlib.suppress(*GONE):
         b.channel().signal(rank, 61)
-    except GONE:
-        pass
     return rank in b.comm.lost
 
 
@@ -277,11 +326,20 @@ def restart_after_kill(ctx: Context) -> None:
                         sub.sleep(10.0)
 
             outcome = ctx.run_group(4, traffic, deadline=ctx.timeout * 2)
-            ctx.check_equal(outcome.ranks, ["killed"] * 4, "ERR-1", "ranks that were killed did not all start and die", repeat=k,
-                            status=outcome.status, detail=str(outcome.detail)[:2000])  # fmt: skip
+            ctx.check_equal(
+                outcome.ranks,
+                ["killed"] * 4,
+                "ERR-1",
+                "ranks that were killed did not all start and die",
+                repeat=k,
+                status=outcome.status,
+                detail=str(outcome.detail)[:2000],
+            )
             if os.path.isdir(shared):
                 # Other programs may come and go there meanwhile: only what bears our name counts.
-                new = sorted(n for n in set(os.listdir(shared)) - before if "uccl" in n and n != os.path.basename(foreign))
+                new = sorted(
+                    n for n in set(os.listdir(shared)) - before if "uccl" in n and n != os.path.basename(foreign)
+                )
                 ctx.check_equal(new, [], "ERR-1", "files remain of ranks that were killed", repeat=k)
                 with open(foreign) as f:
                     ctx.check_equal(f.read(), "not yours", "ERR-1", "a foreign file was touched")
@@ -296,8 +354,13 @@ def restart_after_kill(ctx: Context) -> None:
         b.expect_signal(0)
 
     outcome = ctx.run_group(4, works, deadline=ctx.timeout * 2)
-    ctx.check_equal(outcome.status, "pass", "ERR-1", "after ranks were killed a new start does not work",
-                    detail=str(outcome.detail)[:2000])  # fmt: skip
+    ctx.check_equal(
+        outcome.status,
+        "pass",
+        "ERR-1",
+        "after ranks were killed a new start does not work",
+        detail=str(outcome.detail)[:2000],
+    )
 
 
 @case("err1.fork_after_start", clauses=("ERR-1", "SIG-1"), ranks=(2,), needs=("processes",))
@@ -333,7 +396,9 @@ def fork_after_start(ctx: Context) -> None:
         ch.put_signal(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size, 0)
         if k % 66 == 3:
             said = ctx.in_child(child)
-            ctx.check_equal(said, ["refused"] * 5, "ERR-1", "a forked child may use its parent's communicator, or dies of it")
+            ctx.check_equal(
+                said, ["refused"] * 5, "ERR-1", "a forked child may use its parent's communicator, or dies of it"
+            )
     for k in range(n):
         b.wait_signal(0, k + 1)
         want = message(ctx, size, source, ctx.rank, k)
@@ -344,13 +409,22 @@ def fork_after_start(ctx: Context) -> None:
 
 @case("err1.ranks_disagree", clauses=("ERR-1",), ranks=(2, 3))
 def ranks_disagree(ctx: Context) -> None:
-    """Ranks that ask for different heaps, signals, granules or strategies are all refused; the same ranks then agree."""
-    for name, values in (("heap_bytes", (1 << 20, 2 << 20)), ("signals", (64, 128)), ("granularity", (16, 4)),
-                         ("channels", (1, 2))):  # fmt: skip
+    """Ranks that ask for different heaps, signals, granules or channels are all refused; the same ranks then agree."""
+    for name, values in (
+        ("heap_bytes", (1 << 20, 2 << 20)),
+        ("signals", (64, 128)),
+        ("granularity", (16, 4)),
+        ("channels", (1, 2)),
+    ):
         with ctx.raises("ERR-1", UcclEpError, f"ranks with different {name}") as caught:
             ctx.open(**{name: values[ctx.rank == ctx.size - 1]})
-        ctx.check(any(c.isdigit() for c in str(caught[0])), "ERR-1", "the refusal tells neither rank nor values",
-                  got=str(caught[0]), option=name)  # fmt: skip
+        ctx.check(
+            any(c.isdigit() for c in str(caught[0])),
+            "ERR-1",
+            "the refusal tells neither rank nor values",
+            got=str(caught[0]),
+            option=name,
+        )
     b = ctx.bench
     to, _ = neighbours(ctx)
     b.channel().signal(to, 0).wait()

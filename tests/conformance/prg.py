@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import Aborted, ChannelClosed, DeadlineExceeded, UcclEpError
@@ -47,8 +50,15 @@ def counters(ctx: Context) -> None:
             b.channel(1).signal(to, 0)
     b.quiet(1)
     stats = b.channel(1).stats()
-    for name, want in (("posted", 1000), ("taken", 1000), ("source", 1000), ("complete", 1000), ("failed", 0),
-                       ("bytes", 750 * size), ("signals", 250)):  # fmt: skip
+    for name, want in (
+        ("posted", 1000),
+        ("taken", 1000),
+        ("source", 1000),
+        ("complete", 1000),
+        ("failed", 0),
+        ("bytes", 750 * size),
+        ("signals", 250),
+    ):
         ctx.check_equal(stats[name], want, "PRG-1", f"after 1000 commands the counter {name} is wrong")
     ctx.check_equal(b.channel(0).stats()["posted"], 0, "PRG-1", "commands were counted on another channel")
     ctx.barrier()
@@ -69,8 +79,11 @@ def caller_drives(ctx: Context) -> None:
         if k % 2:
             ticket.wait()
         else:
-            ctx.check(ctx.until(lambda t=ticket: b.comm.progress() is not None and t.done()), "PRG-1",  # type: ignore[misc]
-                      "progress calls do not complete a command")  # fmt: skip
+            ctx.check(
+                ctx.until(lambda t=ticket: b.comm.progress() is not None and t.done()),
+                "PRG-1",  # type: ignore[misc]
+                "progress calls do not complete a command",
+            )
     ctx.barrier()
     b.wait_signal(0, 50)
     for k in range(50):
@@ -81,70 +94,67 @@ def caller_drives(ctx: Context) -> None:
 
 
 def _starvation(ctx: Context, busy: tuple[int, ...], quiet_one: int, same_target: bool) -> None:
-    """Measured in commands and not in seconds: how many of the others' are executed before a single one is."""
+    """The rings are filled before anything is executed: what comes first is the engine's choice, not the machine's.
+
+    Measured in commands: how many of the others' are executed before a single one is.
+    """
     b = ctx.bench
     layout = Layout(b)
     target = 1
-    other = target if same_target or ctx.size == 2 else 2
-    # Large enough that executing a command takes longer than posting it: the rings stay full.
-    slots, size = 1 << int(b.comm.info.ring_log2), 1 << 20
-    bound = 12 * slots
+    other = target if same_target else 2
+    slots, size = 1 << int(b.comm.info.ring_log2), 64
+    bound = slots // 4
     if ctx.rank == 0:
         b.place(layout.source(target), message(ctx, size, 0, target, 0))
-        stop: list[int] = []
-
-        def flood(c: int) -> None:
-            batch = commands([put_command(target, layout.source(target), layout.landing(0) + c * size, size)] * (slots // 2))
-            while not stop:
-                b.channel(c).post_many(batch)
-
-        def executed() -> dict[int, int]:
-            return {c: int(b.channel(c).stats()["complete"]) for c in busy}
-
-        def saturated() -> bool:
-            stats = [b.channel(c).stats() for c in busy]
-            return all(s["posted"] - s["taken"] >= slots // 2 for s in stats)
-
-        # Two a channel: while one of them posts, the other waits for space.
-        tasks = [ctx.spawn(flood, c) for c in busy for _ in range(2)]
-        try:
-            for k in range(10):
-                ctx.until(saturated, 1.0)
-                before = executed()
-                ticket = b.channel(quiet_one).signal(other, 0)
-                while not ticket.done():
-                    now = executed()
-                    ahead = max(now[c] - before[c] for c in busy)
-                    ctx.check(ahead <= bound, "PRG-2", "a saturated channel was served many laps ahead of a single command",
-                              commands=ahead, laps=ahead / slots, k=k)  # fmt: skip
-                    ctx.check(ctx.now() < ctx.deadline - 2, "PRG-2", "a command beside saturated channels is not executed")
-                    ctx.sleep(0.001)
-        finally:
-            stop.append(1)
-            ctx.join(tasks)
-        b.quiet()
+        for r in range(4):
+            for c in busy:
+                batch = [put_command(target, layout.source(target), layout.landing(0) + c * 4096, size)] * slots
+                b.channel(c).post_many(commands(batch), timeout=0)
+            before = {c: int(b.channel(c).stats()["complete"]) for c in busy}
+            ticket = b.channel(quiet_one).signal(other, 0, timeout=0)
+            while not ticket.done():
+                b.comm.progress()
+                ahead = max(int(b.channel(c).stats()["complete"]) - before[c] for c in busy)
+                ctx.check(
+                    ahead <= bound,
+                    "PRG-2",
+                    "full channels were served far ahead of a single command of another",
+                    commands=ahead,
+                    bound=bound,
+                    round=r,
+                )
+                ctx.check(ctx.now() < ctx.deadline - 2, "PRG-2", "a command beside full channels is not executed")
+            b.quiet()
     ctx.barrier()
     if ctx.rank == target:
         for c in busy:
             want = message(ctx, size, 0, target, 0)
-            b.compare(layout.landing(0) + c * size, want, "PRG-2", "the saturated channels' own puts did not arrive", channel=c)
-            b.expect(layout.landing(0) + c * size, want)
+            b.compare(
+                layout.landing(0) + c * 4096, want, "PRG-2", "the full channels' own puts did not arrive", channel=c
+            )
+            b.expect(layout.landing(0) + c * 4096, want)
     if ctx.rank == other:
-        b.expect_signal(0, 10)
+        b.expect_signal(0, 4)
 
 
-@case("prg2.last_channel", clauses=("PRG-2",), ranks=(3,), needs=("threads",), timeout=30,
-      comm={"channels": 3, "ring_log2": 4, "heap_bytes": 20 << 20})  # fmt: skip
+@case("prg2.last_channel", clauses=("PRG-2",), ranks=(3,), comm={"channels": 3, "ring_log2": 11, "progress": "caller"})
 def last_channel(ctx: Context) -> None:
-    """With all others saturated, a command on the last channel to another rank is served within a few laps."""
+    """With all others full, a command on the last channel to another rank is served within a quarter of a lap."""
     _starvation(ctx, (0, 1), 2, same_target=False)
 
 
-@case("prg2.first_channel", clauses=("PRG-2",), ranks=(2,), needs=("threads",), timeout=30, level="full",
-      comm={"channels": 3, "ring_log2": 4, "heap_bytes": 14 << 20})  # fmt: skip
+@case("prg2.first_channel", clauses=("PRG-2",), ranks=(2,), comm={"channels": 3, "ring_log2": 11, "progress": "caller"})
 def first_channel(ctx: Context) -> None:
-    """The same for the first channel, to the rank that the others saturate."""
+    """The same for the first channel, to the rank that the others fill up."""
     _starvation(ctx, (1, 2), 0, same_target=True)
+
+
+@case(
+    "prg2.middle_channel", clauses=("PRG-2",), ranks=(2,), comm={"channels": 16, "ring_log2": 11, "progress": "caller"}
+)
+def middle_channel(ctx: Context) -> None:
+    """The same for one of sixteen, which are full all but this one."""
+    _starvation(ctx, (*range(9), *range(10, 16)), 9, same_target=True)
 
 
 @case("prg2.stopped_target", clauses=("PRG-2", "SIG-1"), ranks=(3, 4), needs=("processes",), comm={"channels": 2})
@@ -174,7 +184,14 @@ def stopped_target(ctx: Context) -> None:
     ctx.barrier()
 
 
-@case("prg3.two_slots", clauses=("PRG-3", "THR-1", "SIG-1"), ranks=(2,), needs=("threads",), comm={"ring_log2": 1}, weak=True)
+@case(
+    "prg3.two_slots",
+    clauses=("PRG-3", "THR-1", "SIG-1"),
+    ranks=(2,),
+    needs=("threads",),
+    comm={"ring_log2": 1},
+    weak=True,
+)
 def two_slots(ctx: Context) -> None:
     """A ring of two slots with four producers: they wait for each other, and nothing is lost."""
     b = ctx.bench
@@ -197,7 +214,9 @@ def two_slots(ctx: Context) -> None:
         b.expect_signal(t, n)
     for k in range(threads * n):
         want = message(ctx, size, source, ctx.rank, k)
-        b.compare(layout.landing(source) + k * size, want, "PRG-3", "a command was lost or overwritten in a full ring", k=k)
+        b.compare(
+            layout.landing(source) + k * size, want, "PRG-3", "a command was lost or overwritten in a full ring", k=k
+        )
         b.expect(layout.landing(source) + k * size, want)
     ctx.check_equal(b.channel().stats()["posted"], threads * n, "PRG-3", "more or fewer commands than were posted")
 
@@ -240,7 +259,9 @@ def gives_up(ctx: Context) -> None:
     with ctx.raises("PRG-3", DeadlineExceeded, "a wait for space that ends at its deadline"):
         ch.signal(to, 20, timeout=1e-9)
     closed = ctx.until(lambda: b.comm.progress() is not None and ch.stats()["state"] not in (0, "open"))
-    ctx.check(closed, "PRG-3", "a producer gave up its tickets and the channel stays open", state=str(ch.stats()["state"]))
+    ctx.check(
+        closed, "PRG-3", "a producer gave up its tickets and the channel stays open", state=str(ch.stats()["state"])
+    )
     with ctx.raises("PRG-3", ChannelClosed, "a post to the closed channel"):
         ch.signal(to, 21)
     with ctx.raises("PRG-3", UcclEpError, "a quiet over the tickets that were given up"):
@@ -259,8 +280,13 @@ def gives_up(ctx: Context) -> None:
     b.expect_signal(3)
 
 
-@case("prg3.abort_ends_the_wait", clauses=("PRG-3", "ABT-1"), ranks=(1,), needs=("threads",),
-      comm={"progress": "caller", "ring_log2": 2})  # fmt: skip
+@case(
+    "prg3.abort_ends_the_wait",
+    clauses=("PRG-3", "ABT-1"),
+    ranks=(1,),
+    needs=("threads",),
+    comm={"progress": "caller", "ring_log2": 2},
+)
 def abort_ends_the_wait(ctx: Context) -> None:
     """A producer that waits for space is woken by abort."""
     b = ctx.bench
@@ -294,7 +320,11 @@ def _producers(ctx: Context, threads: int, n: int) -> None:
 
     tickets = ctx.join([ctx.spawn(post, t) for t in range(threads)])
     for mine in tickets:
-        ctx.check(all(a < z for a, z in zip(mine[:-1], mine[1:], strict=True)), "THR-1", "tickets of one thread are not in order")
+        ctx.check(
+            all(a < z for a, z in itertools.pairwise(mine)),
+            "THR-1",
+            "tickets of one thread are not in order",
+        )
     flat = sorted(t for mine in tickets for t in mine)
     ctx.check_equal(len(set(flat)), threads * n, "THR-1", "two commands got the same ticket")
     ctx.check_equal(flat[-1] - flat[0] + 1, threads * n, "THR-1", "tickets are missing")
@@ -303,25 +333,42 @@ def _producers(ctx: Context, threads: int, n: int) -> None:
         b.expect_signal(t, n)
     for k in range(threads * n):
         want = message(ctx, size, source, ctx.rank, k)
-        b.compare(layout.landing(source) + k * size, want, "THR-1", "a command of one of many producers was lost or torn", k=k)
+        b.compare(
+            layout.landing(source) + k * size, want, "THR-1", "a command of one of many producers was lost or torn", k=k
+        )
         b.expect(layout.landing(source) + k * size, want)
 
 
-@case("thr1.eight_producers", clauses=("THR-1", "SIG-1"), ranks=(2,), needs=("threads",),
-      comm={"ring_log2": 5, "heap_bytes": 2 << 20}, weak=True)  # fmt: skip
+@case(
+    "thr1.eight_producers",
+    clauses=("THR-1", "SIG-1"),
+    ranks=(2,),
+    needs=("threads",),
+    comm={"ring_log2": 5, "heap_bytes": 2 << 20},
+    weak=True,
+)
 def eight_producers(ctx: Context) -> None:
     """Eight threads post to one channel with a short ring."""
     _producers(ctx, 8, 200)
 
 
-@case("thr1.eight_producers_each", clauses=("THR-1", "SIG-1"), ranks=(4,), needs=("threads",), level="full", timeout=40,
-      comm={"ring_log2": 8, "heap_bytes": 8 << 20})  # fmt: skip
+@case(
+    "thr1.eight_producers_each",
+    clauses=("THR-1", "SIG-1"),
+    ranks=(4,),
+    needs=("threads",),
+    level="full",
+    timeout=40,
+    comm={"ring_log2": 8, "heap_bytes": 8 << 20},
+)
 def eight_producers_each(ctx: Context) -> None:
     """The same on four ranks at once."""
     _producers(ctx, 8, 400)
 
 
-@case("thr1.post_wait_and_read", clauses=("THR-1", "SIG-1", "QUI-1"), ranks=(2,), needs=("threads",), comm={"channels": 2})
+@case(
+    "thr1.post_wait_and_read", clauses=("THR-1", "SIG-1", "QUI-1"), ranks=(2,), needs=("threads",), comm={"channels": 2}
+)
 def post_wait_and_read(ctx: Context) -> None:
     """Threads that post, wait for tickets, for signals and for quiet at the same time do not disturb each other."""
     b = ctx.bench

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 
 import numpy as np
+
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import CommandError
@@ -62,8 +64,13 @@ def handed_to_another_thread(ctx: Context) -> None:
             b.wait_signal(1, k + 1)
             ctx.barrier()
             for i in range(k - 63, k + 1):
-                b.compare(layout.landing(source) + i % 64 * size, message(ctx, size, source, ctx.rank, i), "PUB-1",
-                          "what another thread stored before the post did not arrive", k=i)  # fmt: skip
+                b.compare(
+                    layout.landing(source) + i % 64 * size,
+                    message(ctx, size, source, ctx.rank, i),
+                    "PUB-1",
+                    "what another thread stored before the post did not arrive",
+                    k=i,
+                )
             ctx.barrier()
     task.join()
     b.wait_signal(1, n)
@@ -117,7 +124,9 @@ def refused_whole(ctx: Context) -> None:
             batch[place] = command
             with ctx.raises("PUB-2", CommandError, f"a batch with {what} at {place}"):
                 ch.post_many(commands(batch))
-            ctx.check_equal(ch.stats()["posted"], posted, "PUB-2", "a refused batch took tickets", what=what, place=place)
+            ctx.check_equal(
+                ch.stats()["posted"], posted, "PUB-2", "a refused batch took tickets", what=what, place=place
+            )
     ch.quiet()
 
 
@@ -136,10 +145,14 @@ def as_large_as_the_ring(ctx: Context) -> None:
         base = lap * slots * 64
         for k in range(slots):
             b.place(layout.source(to) + base + k * 64, message(ctx, size, ctx.rank, to, lap * slots + k))
-        ch.post_many(commands([
-            put_command(to, layout.source(to) + base + k * 64, layout.landing(ctx.rank) + base + k * 64, size)
-            for k in range(slots)
-        ]))  # fmt: skip
+        ch.post_many(
+            commands(
+                [
+                    put_command(to, layout.source(to) + base + k * 64, layout.landing(ctx.rank) + base + k * 64, size)
+                    for k in range(slots)
+                ]
+            )
+        )
         if lap % 2:
             ch.signal(to, 0)  # the next batch then starts elsewhere in the ring
     b.quiet(0)
@@ -167,9 +180,14 @@ def across_the_lap(ctx: Context) -> None:
         b.place(layout.source(to) + k * 32, message(ctx, 32, ctx.rank, to, k))
     k = 0
     for n in sizes:
-        ch.post_many(commands([
-            put_command(to, layout.source(to) + i * 32, layout.landing(ctx.rank) + i * 32, 32) for i in range(k, k + n)
-        ]))  # fmt: skip
+        ch.post_many(
+            commands(
+                [
+                    put_command(to, layout.source(to) + i * 32, layout.landing(ctx.rank) + i * 32, 32)
+                    for i in range(k, k + n)
+                ]
+            )
+        )
         k += n
     ch.signal(to, 3)
     b.wait_signal(3, 1)
@@ -184,7 +202,7 @@ def across_the_lap(ctx: Context) -> None:
 def together(ctx: Context) -> None:
     """Batches that several threads post at once keep their tickets together."""
     b = ctx.bench
-    to, source = neighbours(ctx)
+    to, _ = neighbours(ctx)
     ch = b.channel()
     threads, rounds = 6, 120
     sizes = ctx.shared_rng.integers(1, 33, (threads, rounds))
@@ -196,13 +214,20 @@ def together(ctx: Context) -> None:
 
     lasts = ctx.join([ctx.spawn(post, t) for t in range(threads)])
     spans = sorted(
-        (last - int(n) + 1, last) for mine, ns in zip(lasts, sizes, strict=True) for last, n in zip(mine, ns, strict=True)
+        (last - int(n) + 1, last)
+        for mine, ns in zip(lasts, sizes, strict=True)
+        for last, n in zip(mine, ns, strict=True)
     )
-    for (_, end), (start, _) in zip(spans[:-1], spans[1:], strict=True):
+    for (_, end), (start, _) in itertools.pairwise(spans):
         ctx.check_equal(start, end + 1, "PUB-2", "tickets of two batches overlap, or some are missing")
     b.quiet(0)
     ctx.barrier()
     for t in range(threads):
         b.expect_signal(t, int(np.sum(sizes[t])))
-        ctx.check_equal(b.comm.read_signal(t), int(np.sum(sizes[t])), "SIG-1", "signals of one thread's batches are missing",
-                        thread=t)  # fmt: skip
+        ctx.check_equal(
+            b.comm.read_signal(t),
+            int(np.sum(sizes[t])),
+            "SIG-1",
+            "signals of one thread's batches are missing",
+            thread=t,
+        )

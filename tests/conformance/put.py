@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from uccl_ep.conformance import patterns
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
@@ -18,31 +19,49 @@ def sizes(ctx: Context) -> None:
     send_round(ctx, ctx.bench, SIZES)
 
 
-@case("put1.sizes_fine", clauses=("PUT-1", "PUT-4", "SIG-1", "SIG-3"), comm={"heap_bytes": 4 << 20, "granularity": 4},
-      weak=True)  # fmt: skip
+@case(
+    "put1.sizes_fine",
+    clauses=("PUT-1", "PUT-4", "SIG-1", "SIG-3"),
+    comm={"heap_bytes": 4 << 20, "granularity": 4},
+    weak=True,
+)
 def sizes_fine(ctx: Context) -> None:
     """The same in granules of 4 bytes."""
     send_round(ctx, ctx.bench, FINE_SIZES)
 
 
-@case("put1.sizes_eight_ranks", clauses=("PUT-1", "SIG-1", "SIG-3"), ranks=(8,), level="full",
-      comm={"heap_bytes": 8 << 20}, timeout=30)  # fmt: skip
+@case(
+    "put1.sizes_eight_ranks",
+    clauses=("PUT-1", "SIG-1", "SIG-3"),
+    ranks=(8,),
+    level="full",
+    comm={"heap_bytes": 8 << 20},
+    timeout=30,
+)
 def sizes_eight_ranks(ctx: Context) -> None:
     """The same with 8 ranks."""
     send_round(ctx, ctx.bench, SIZES)
 
 
-@case("put1.small_operations", clauses=("PUT-1", "PUT-4", "SIG-1", "SIG-2"), weak=True,
-      comm={"heap_bytes": 4 << 20, "max_message_bytes": 256, "max_inflight_peer": 3})  # fmt: skip
+@case(
+    "put1.small_operations",
+    clauses=("PUT-1", "PUT-4", "SIG-1", "SIG-2"),
+    weak=True,
+    comm={"heap_bytes": 4 << 20, "max_message_bytes": 256, "max_inflight_peer": 3},
+)
 def small_operations(ctx: Context) -> None:
     """Puts longer than an operation of the NIC, with few operations allowed at a time, are cut and arrive whole."""
     send_round(ctx, ctx.bench, [s for s in SIZES if s <= 8208] + [65536], fused=False)
 
 
-@case("put1.cut_in_pieces", clauses=("PUT-1", "QUI-1"), weak=True,
-      comm={"heap_bytes": 4 << 20, "max_message_bytes": 1024, "ring_log2": 6})  # fmt: skip
+@case(
+    "put1.cut_in_pieces",
+    clauses=("PUT-1", "QUI-1"),
+    weak=True,
+    comm={"heap_bytes": 4 << 20, "max_message_bytes": 1024, "ring_log2": 6},
+)
 def cut_in_pieces(ctx: Context) -> None:
-    """Every piece of a put that the NIC takes in pieces arrives, the last and shortest one too; no signal is involved."""
+    """Every piece of a put that the NIC takes in pieces arrives, the last and shortest one too, without a signal."""
     b = ctx.bench
     to, source = neighbours(ctx)
     layout = Layout(b)
@@ -54,9 +73,11 @@ def cut_in_pieces(ctx: Context) -> None:
     for k, (offset, n) in enumerate(spans):
         b.place(layout.source(to) + offset, message(ctx, n, ctx.rank, to, k))
     ctx.barrier()
-    b.channel().post_many(commands([
-        put_command(to, layout.source(to) + offset, layout.landing(ctx.rank) + offset, n) for offset, n in spans
-    ]))  # fmt: skip
+    b.channel().post_many(
+        commands(
+            [put_command(to, layout.source(to) + offset, layout.landing(ctx.rank) + offset, n) for offset, n in spans]
+        )
+    )
     b.quiet(0)
     ctx.barrier()
     for k, (offset, n) in enumerate(spans):
@@ -65,8 +86,12 @@ def cut_in_pieces(ctx: Context) -> None:
         b.expect(layout.landing(source) + offset, want)
 
 
-@case("put1.few_bytes_in_flight", clauses=("PUT-1", "SIG-1", "SIG-2"), weak=True,
-      comm={"heap_bytes": 4 << 20, "max_inflight_bytes": 4096, "max_inflight": 2})  # fmt: skip
+@case(
+    "put1.few_bytes_in_flight",
+    clauses=("PUT-1", "SIG-1", "SIG-2"),
+    weak=True,
+    comm={"heap_bytes": 4 << 20, "max_inflight_bytes": 4096, "max_inflight": 2},
+)
 def few_bytes_in_flight(ctx: Context) -> None:
     """Flow control by bytes, smaller than a put: slower, and nothing else."""
     send_round(ctx, ctx.bench, [*SIZES, *SIZES[:12]], fused=False)
@@ -93,9 +118,14 @@ def adjacent(ctx: Context) -> None:
     image = message(ctx, base, ctx.rank, to, 0)
     b.place(layout.source(to), image)
     ctx.barrier()
-    ch.post_many(commands([
-        put_command(to, layout.source(to) + local, layout.landing(ctx.rank) + remote, 2 * g) for local, remote in plan
-    ]))  # fmt: skip
+    ch.post_many(
+        commands(
+            [
+                put_command(to, layout.source(to) + local, layout.landing(ctx.rank) + remote, 2 * g)
+                for local, remote in plan
+            ]
+        )
+    )
     b.quiet(0)
     ctx.barrier()
     theirs = message(ctx, base, source, ctx.rank, 0)
@@ -106,7 +136,9 @@ def adjacent(ctx: Context) -> None:
     b.expect(layout.landing(source), want)
 
 
-@case("put1.scatter", clauses=("PUT-1", "QUI-2"), comm={"heap_bytes": 2 << 20, "channels": 3, "ring_log2": 5}, weak=True)
+@case(
+    "put1.scatter", clauses=("PUT-1", "QUI-2"), comm={"heap_bytes": 2 << 20, "channels": 3, "ring_log2": 5}, weak=True
+)
 def scatter(ctx: Context) -> None:
     """Random sizes from random places to random places of every rank, over several channels."""
     b = ctx.bench
@@ -135,8 +167,13 @@ def scatter(ctx: Context) -> None:
         want = b.canary(layout.landing(source), layout.room).copy()
         for local, remote, size in pieces(source, ctx.rank):
             want[remote : remote + size] = theirs[local : local + size]
-        b.compare(layout.landing(source), want, "PUT-1", "scattered puts did not make the image that they describe",
-                  source=source)  # fmt: skip
+        b.compare(
+            layout.landing(source),
+            want,
+            "PUT-1",
+            "scattered puts did not make the image that they describe",
+            source=source,
+        )
         b.expect(layout.landing(source), want)
 
 
@@ -154,12 +191,19 @@ def idle_target(ctx: Context) -> None:
     if ctx.rank == 1:
         for k in range(100):
             want = message(ctx, 512, 0, 1, k)
-            b.compare(layout.landing(0) + k * 512, want, "PUT-2", "a put to an idle rank is complete but not there", k=k)
+            b.compare(
+                layout.landing(0) + k * 512, want, "PUT-2", "a put to an idle rank is complete but not there", k=k
+            )
             b.expect(layout.landing(0) + k * 512, want)
 
 
-@case("put2.stopped_target", clauses=("PUT-2", "QUI-1"), ranks=(2, 4), needs=("processes",),
-      requires=("completion_visible", "atomic_add64"))  # fmt: skip
+@case(
+    "put2.stopped_target",
+    clauses=("PUT-2", "QUI-1"),
+    ranks=(2, 4),
+    needs=("processes",),
+    requires=("completion_visible", "atomic_add64"),
+)
 def stopped_target(ctx: Context) -> None:
     """Puts and signals to a process that is stopped complete; it finds them when it goes on."""
     b = ctx.bench
@@ -188,9 +232,17 @@ def stopped_target(ctx: Context) -> None:
     if ctx.rank == target:
         for source in others:
             for k in range(20):
-                b.compare(layout.landing(source) + k * 4096, message(ctx, 4096, source, target, k), "PUT-2",
-                          "a put to a stopped process is complete but not there", source=source, k=k)  # fmt: skip
-            ctx.check_equal(b.comm.read_signal(source), 1, "QUI-1", "a signal to a stopped process is complete but not there")
+                b.compare(
+                    layout.landing(source) + k * 4096,
+                    message(ctx, 4096, source, target, k),
+                    "PUT-2",
+                    "a put to a stopped process is complete but not there",
+                    source=source,
+                    k=k,
+                )
+            ctx.check_equal(
+                b.comm.read_signal(source), 1, "QUI-1", "a signal to a stopped process is complete but not there"
+            )
 
 
 @case("put4.zero_length", clauses=("PUT-4", "SIG-1", "QUI-1"), weak=True)
@@ -220,15 +272,22 @@ def _large(ctx: Context, granularity: int, lengths: list[int]) -> None:
         before = ch.stats()["posted"]
         ticket = ch.put_signal(to, 0, half, n, 0)
         need = -(-n // LARGEST[granularity])
-        ctx.check(ticket.value - before + 1 >= need, "PUT-4", "fewer commands than can hold the put", bytes=n, need=need)
+        ctx.check(
+            ticket.value - before + 1 >= need, "PUT-4", "fewer commands than can hold the put", bytes=n, need=need
+        )
         b.wait_signal(0, k + 1)
         want = message(ctx, n, source, ctx.rank, k)
         b.compare(half, want, "SIG-3", "the signal of a large put is visible before all of its bytes", bytes=n)
         b.expect(half, want)
         b.expect_signal(0)
         ticket.wait()
-        ctx.check_equal(ch.stats()["complete"] - before, ticket.value - before + 1, "PUT-4",
-                        "the ticket of a put that was split is not the last one's", bytes=n)  # fmt: skip
+        ctx.check_equal(
+            ch.stats()["complete"] - before,
+            ticket.value - before + 1,
+            "PUT-4",
+            "the ticket of a put that was split is not the last one's",
+            bytes=n,
+        )
         ctx.barrier()
 
 
@@ -238,15 +297,27 @@ def largest_command(ctx: Context) -> None:
     _large(ctx, 16, [LARGEST[16] - 16, LARGEST[16], LARGEST[16] + 16])
 
 
-@case("put4.beyond_the_largest", clauses=("PUT-4", "SIG-1", "SIG-3"), ranks=(2,), level="full", timeout=40,
-      comm={"heap_bytes": 80 << 20}, weak=True)  # fmt: skip
+@case(
+    "put4.beyond_the_largest",
+    clauses=("PUT-4", "SIG-1", "SIG-3"),
+    ranks=(2,),
+    level="full",
+    timeout=40,
+    comm={"heap_bytes": 80 << 20},
+    weak=True,
+)
 def beyond_the_largest(ctx: Context) -> None:
     """Puts of many commands: two full ones and a granule, and 37 MiB."""
     _large(ctx, 16, [2 * LARGEST[16], 2 * LARGEST[16] + 16, (37 << 20) + 48])
 
 
-@case("put4.largest_command_fine", clauses=("PUT-4", "SIG-1", "SIG-3"), ranks=(2,),
-      comm={"heap_bytes": 14 << 20, "granularity": 4}, weak=True)  # fmt: skip
+@case(
+    "put4.largest_command_fine",
+    clauses=("PUT-4", "SIG-1", "SIG-3"),
+    ranks=(2,),
+    comm={"heap_bytes": 14 << 20, "granularity": 4},
+    weak=True,
+)
 def largest_command_fine(ctx: Context) -> None:
     """The largest command in granules of 4 bytes, and beyond it."""
     _large(ctx, 4, [LARGEST[4], LARGEST[4] + 4, 3 * LARGEST[4] + 4])
@@ -264,15 +335,39 @@ def refused_where_posted(ctx: Context) -> None:
     for local, remote, n in alignment:
         with ctx.raises("PUT-4", CommandError, f"put({local}, {remote}, {n})") as caught:
             ch.put(to, local, remote, n)
-        ctx.check_equal(caught[0].name, "E_ALIGNMENT", "PUT-4", "a misaligned put is told another reason",
-                        local=local, remote=remote, bytes=n)  # fmt: skip
-    outside = [(end, 0, 16), (0, end, 16), (end - 16, 0, 32), (0, end - 16, 32), (0, 0, end + 16), (1 << 40, 0, 16),
-               (0, 1 << 62, 16), (MASK - 15, 0, 16), (0, MASK - 15, 32), (16, 16, MASK - 15)]  # fmt: skip
+        ctx.check_equal(
+            caught[0].name,
+            "E_ALIGNMENT",
+            "PUT-4",
+            "a misaligned put is told another reason",
+            local=local,
+            remote=remote,
+            bytes=n,
+        )
+    outside = [
+        (end, 0, 16),
+        (0, end, 16),
+        (end - 16, 0, 32),
+        (0, end - 16, 32),
+        (0, 0, end + 16),
+        (1 << 40, 0, 16),
+        (0, 1 << 62, 16),
+        (MASK - 15, 0, 16),
+        (0, MASK - 15, 32),
+        (16, 16, MASK - 15),
+    ]
     for local, remote, n in outside:
         with ctx.raises("PUT-4", CommandError, f"put({local}, {remote}, {n})") as caught:
             ch.put(to, local, remote, n)
-        ctx.check_equal(caught[0].name, "E_RANGE", "PUT-4", "a put out of range is told another reason",
-                        local=local, remote=remote, bytes=n)  # fmt: skip
+        ctx.check_equal(
+            caught[0].name,
+            "E_RANGE",
+            "PUT-4",
+            "a put out of range is told another reason",
+            local=local,
+            remote=remote,
+            bytes=n,
+        )
     for target in (ctx.size, 4095, 4096, 1 << 31):
         with ctx.raises("PUT-4", CommandError, f"a put to rank {target}"):
             ch.put(target, 0, 0, 16)
@@ -310,8 +405,12 @@ def edges(ctx: Context) -> None:
     b.quiet(0)
     ctx.barrier()
     theirs = message(ctx, 2 * g, source, ctx.rank, 2)
-    for offset, want in ((middle + 4 * g, message(ctx, g, source, ctx.rank, 0)), (0, theirs[:g]),
-                         (middle + 6 * g, message(ctx, g, source, ctx.rank, 1)), (end - g, theirs[g:])):  # fmt: skip
+    for offset, want in (
+        (middle + 4 * g, message(ctx, g, source, ctx.rank, 0)),
+        (0, theirs[:g]),
+        (middle + 6 * g, message(ctx, g, source, ctx.rank, 1)),
+        (end - g, theirs[g:]),
+    ):
         b.compare(offset, want, "PUT-4", "a granule at an edge of the heap is wrong", at=offset)
         b.expect(offset, want)
 
@@ -324,7 +423,9 @@ def beyond_4_gib(ctx: Context) -> None:
     four, end, n = 1 << 32, b.heap.size, 4096
     ch = b.channel()
     targets = [four + (12 << 10), end - n, four - n // 2, four]  # the third crosses
-    guards = {at % four: patterns.data(n, ctx.seed, "guard", ctx.rank, at) for at in (targets[0], targets[1], targets[3])}
+    guards = {
+        at % four: patterns.data(n, ctx.seed, "guard", ctx.rank, at) for at in (targets[0], targets[1], targets[3])
+    }
     for low, guard in guards.items():
         b.heap[low : low + n] = guard
     # A source offset that was cut would read zeros.
@@ -337,7 +438,9 @@ def beyond_4_gib(ctx: Context) -> None:
     b.quiet(0)
     ctx.barrier()
     for k, at in enumerate(targets[:2]):
-        b.compare(at, message(ctx, n, source, ctx.rank, k), "PUT-4", "bytes beyond 4 GiB are not where they were put", at=at)
+        b.compare(
+            at, message(ctx, n, source, ctx.rank, k), "PUT-4", "bytes beyond 4 GiB are not where they were put", at=at
+        )
     ctx.barrier()
     ch.put(to, sources[2], targets[2], n)
     b.quiet(0)
@@ -385,7 +488,9 @@ def _self_traffic(ctx: Context) -> None:
             ch.put(me, layout.source(me) + k * 1024, layout.landing(me) + k * 1024, 1024)
             ch.signal(me, 2, 1)
         b.wait_signal(2, k + 1, "PUT-6")
-        b.compare(layout.landing(me) + k * 1024, data, "PUT-6", "a signal to the own rank is visible before its put", k=k)
+        b.compare(
+            layout.landing(me) + k * 1024, data, "PUT-6", "a signal to the own rank is visible before its put", k=k
+        )
         b.expect(layout.landing(me) + k * 1024, data)
         b.expect_signal(2)
     b.quiet(0, clause="PUT-6")
@@ -427,15 +532,21 @@ def two_epochs_back(ctx: Context) -> None:
         tickets.append(ch.put_signal(to, local, layout.landing(ctx.rank) + k % slots * size, size, 0))
         b.wait_signal(0, k + 1)
         want = message(ctx, size, source, ctx.rank, k)
-        b.compare(layout.landing(source) + k % slots * size, want, "PUT-7", "an epoch was overwritten by an earlier put", k=k)
+        b.compare(
+            layout.landing(source) + k % slots * size, want, "PUT-7", "an epoch was overwritten by an earlier put", k=k
+        )
         b.expect(layout.landing(source) + k % slots * size, want)
         ch.signal(source, 1)
         b.expect_signal(0)
     b.expect_signal(1, epochs)
 
 
-@case("put3.not_read_after_quiet_source", clauses=("PUT-3", "QUI-0", "QUI-1"), weak=True,
-      comm={"heap_bytes": 2 << 20, "channels": 2})  # fmt: skip
+@case(
+    "put3.not_read_after_quiet_source",
+    clauses=("PUT-3", "QUI-0", "QUI-1"),
+    weak=True,
+    comm={"heap_bytes": 2 << 20, "channels": 2},
+)
 def not_read_after_quiet_source(ctx: Context) -> None:
     """A source that is overwritten right after its ticket's wait_source is not read any more."""
     b = ctx.bench
@@ -454,5 +565,7 @@ def not_read_after_quiet_source(ctx: Context) -> None:
     ctx.barrier()
     for k in range(32):
         want = message(ctx, size, source, ctx.rank, k)
-        b.compare(layout.landing(source) + k * size, want, "PUT-3", "a source was read after it had been given back", k=k)
+        b.compare(
+            layout.landing(source) + k * size, want, "PUT-3", "a source was read after it had been given back", k=k
+        )
         b.expect(layout.landing(source) + k * size, want)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import DeadlineExceeded, UcclEpError
@@ -32,39 +33,45 @@ def source_reuse(ctx: Context) -> None:
         at = 0
         for i, n in enumerate(sizes):
             want = message(ctx, n, source, ctx.rank, r * 10 + i)
-            b.compare(layout.landing(source) + at, want, "QUI-0", "a source was read after quiet_source had given it back",
-                      round=r, size=n)  # fmt: skip
+            b.compare(
+                layout.landing(source) + at,
+                want,
+                "QUI-0",
+                "a source was read after quiet_source had given it back",
+                round=r,
+                size=n,
+            )
             b.expect(layout.landing(source) + at, want)
             at += n
         ctx.barrier()
 
 
-@case("qui0.large_batch", clauses=("QUI-0", "QUI-1", "PUT-3"), ranks=(2,), comm={"heap_bytes": 68 << 20}, weak=True)
+@case("qui0.large_batch", clauses=("QUI-0", "QUI-1", "PUT-3"), ranks=(2,), comm={"heap_bytes": 17 << 20}, weak=True)
 def large_batch(ctx: Context) -> None:
-    """The sources of a batch of 16 MiB are overwritten right after quiet_source: more than a NIC takes at once."""
+    """The sources of a batch of 8 MiB are overwritten right after quiet_source: more than a NIC takes at once."""
     b = ctx.bench
     to, source = neighbours(ctx)
-    layout = Layout(b)
-    n, size = 16, 1 << 20
-    old = message(ctx, n * size, ctx.rank, to, 0)
-    b.place(layout.source(to), old)
-    ctx.barrier()
-    b.channel().post_many(commands([
-        put_command(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size) for k in range(n)
-    ]))  # fmt: skip
-    b.channel().quiet_source()
-    # From the last, which is read last.
-    for k in reversed(range(n)):
-        b.heap[layout.source(to) + k * size : layout.source(to) + (k + 1) * size] = 0xFF
-    b.expect(layout.source(to), np.full(n * size, 0xFF, np.uint8))
-    b.quiet(0)
-    ctx.barrier()
-    want = message(ctx, n * size, source, ctx.rank, 0)
-    b.compare(layout.landing(source), want, "QUI-0", "a source was read after quiet_source had given it back")
-    b.expect(layout.landing(source), want)
+    n, size, half = 8, 1 << 20, b.heap.size // 2
+    for r in range(2):
+        b.place(0, message(ctx, n * size, ctx.rank, to, r))
+        ctx.barrier()
+        b.channel().post_many(commands([put_command(to, k * size, half + k * size, size) for k in range(n)]))
+        b.channel().quiet_source()
+        # From the last, which is read last.
+        for k in reversed(range(n)):
+            b.heap[k * size : (k + 1) * size] = 0xFF
+        b.expect(0, np.full(n * size, 0xFF, np.uint8))
+        b.quiet(0)
+        ctx.barrier()
+        want = message(ctx, n * size, source, ctx.rank, r)
+        b.compare(half, want, "QUI-0", "a source was read after quiet_source had given it back", round=r)
+        b.expect(half, want)
+        ctx.barrier()
 
 
-@case("qui0.between_posted_and_complete", clauses=("QUI-0", "QUI-1"), ranks=(2,), comm={"heap_bytes": 8 << 20}, weak=True)
+@case(
+    "qui0.between_posted_and_complete", clauses=("QUI-0", "QUI-1"), ranks=(2,), comm={"heap_bytes": 8 << 20}, weak=True
+)
 def between(ctx: Context) -> None:
     """The counters keep their order: complete <= source <= taken <= posted, and none goes back."""
     b = ctx.bench
@@ -79,8 +86,12 @@ def between(ctx: Context) -> None:
         ch.put_signal(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size, 0)
         for _ in range(20):
             now = ch.stats()
-            ctx.check(now["complete"] <= now["source"] <= now["taken"] <= now["posted"], "QUI-0",
-                      "the counters of a channel are out of order", **{n: now[n] for n in last})  # fmt: skip
+            ctx.check(
+                now["complete"] <= now["source"] <= now["taken"] <= now["posted"],
+                "QUI-0",
+                "the counters of a channel are out of order",
+                **{n: now[n] for n in last},
+            )
             for name in last:
                 ctx.check(now[name] >= last[name], "QUI-1", "a counter of a channel went back", counter=name)
                 last[name] = now[name]
@@ -110,8 +121,14 @@ def visible_and_applied(ctx: Context) -> None:
         ctx.barrier()
         for i, (n, at) in enumerate(zip(sizes, offsets, strict=True)):
             want = message(ctx, n, source, ctx.rank, r * 10 + i)
-            b.compare(layout.landing(source) + int(at), want, "QUI-1", "quiet returned before the bytes were visible",
-                      round=r, put=i)  # fmt: skip
+            b.compare(
+                layout.landing(source) + int(at),
+                want,
+                "QUI-1",
+                "quiet returned before the bytes were visible",
+                round=r,
+                put=i,
+            )
             b.expect(layout.landing(source) + int(at), want)
         b.expect_signal(1)
         ctx.check_equal(b.comm.read_signal(1), r + 1, "QUI-1", "quiet returned before the signal was applied", round=r)
@@ -141,8 +158,14 @@ def ticket_covers_earlier(ctx: Context) -> None:
             for source in range(ctx.size):
                 for i in range(max(0, k - 2), k + 1):
                     want = message(ctx, size, source, ctx.rank, i)
-                    b.compare(layout.landing(source) + i * size, want, "QUI-1",
-                              "a ticket is complete and a put before it is not visible", source=source, k=i)  # fmt: skip
+                    b.compare(
+                        layout.landing(source) + i * size,
+                        want,
+                        "QUI-1",
+                        "a ticket is complete and a put before it is not visible",
+                        source=source,
+                        k=i,
+                    )
     b.quiet(0)
     ctx.barrier()
     for source in range(ctx.size):
@@ -166,25 +189,47 @@ def _all_channels(ctx: Context, size: int) -> None:
         ctx.barrier()
         for c in range(channels):
             want = message(ctx, size, source, ctx.rank, r * 100 + c)
-            b.compare(layout.landing(source) + c * size, want, "QUI-2", "quiet over all channels left one out", channel=c,
-                      round=r)  # fmt: skip
+            b.compare(
+                layout.landing(source) + c * size,
+                want,
+                "QUI-2",
+                "quiet over all channels left one out",
+                channel=c,
+                round=r,
+            )
             b.expect(layout.landing(source) + c * size, want)
 
 
-@case("qui2.all_32_channels", clauses=("QUI-2", "QUI-0"), ranks=(2,), comm={"channels": 32, "heap_bytes": 9 << 20}, weak=True)
+@case(
+    "qui2.all_32_channels",
+    clauses=("QUI-2", "QUI-0"),
+    ranks=(2,),
+    comm={"channels": 32, "heap_bytes": 9 << 20},
+    weak=True,
+)
 def all_channels(ctx: Context) -> None:
     """One put of 64 KiB on each of 32 channels: quiet covers every one."""
     _all_channels(ctx, 65536)
 
 
-@case("qui2.two_proxies", clauses=("QUI-2", "QUI-0"), ranks=(2,), comm={"channels": 6, "proxies": 3, "heap_bytes": 4 << 20})
+@case(
+    "qui2.two_proxies",
+    clauses=("QUI-2", "QUI-0"),
+    ranks=(2,),
+    comm={"channels": 6, "proxies": 3, "heap_bytes": 4 << 20},
+)
 def all_proxies(ctx: Context) -> None:
     """The same where channels belong to several proxies."""
     _all_channels(ctx, 131072)
 
 
-@case("qui2.source_over_all", clauses=("QUI-2", "QUI-0", "QUI-1"), ranks=(2,), comm={"channels": 8, "heap_bytes": 9 << 20},
-      weak=True)  # fmt: skip
+@case(
+    "qui2.source_over_all",
+    clauses=("QUI-2", "QUI-0", "QUI-1"),
+    ranks=(2,),
+    comm={"channels": 8, "heap_bytes": 9 << 20},
+    weak=True,
+)
 def source_over_all(ctx: Context) -> None:
     """quiet_source over all channels gives every source back."""
     b = ctx.bench
@@ -201,7 +246,9 @@ def source_over_all(ctx: Context) -> None:
     ctx.barrier()
     for c in range(8):
         want = message(ctx, size, source, ctx.rank, c)
-        b.compare(layout.landing(source) + c * size, want, "QUI-2", "quiet_source over all channels left one out", channel=c)
+        b.compare(
+            layout.landing(source) + c * size, want, "QUI-2", "quiet_source over all channels left one out", channel=c
+        )
         b.expect(layout.landing(source) + c * size, want)
 
 
@@ -227,8 +274,13 @@ def wait_poll_drop(ctx: Context) -> None:
     b.expect_signal(0, n)
 
 
-@case("qui3.a_wait_delays_nobody", clauses=("QUI-3", "PRG-2", "SIG-1"), ranks=(2,), needs=("threads",),
-      comm={"channels": 2, "heap_bytes": 8 << 20})  # fmt: skip
+@case(
+    "qui3.a_wait_delays_nobody",
+    clauses=("QUI-3", "PRG-2", "SIG-1"),
+    ranks=(2,),
+    needs=("threads",),
+    comm={"channels": 2, "heap_bytes": 8 << 20},
+)
 def a_wait_delays_nobody(ctx: Context) -> None:
     """While a thread waits on one channel, commands posted later, there and elsewhere, go on."""
     b = ctx.bench
@@ -242,8 +294,9 @@ def a_wait_delays_nobody(ctx: Context) -> None:
         b.comm.wait_signal(9, 1)
 
     waiter = ctx.spawn(wait_for_long)
-    quiets = ctx.spawn(lambda: [b.channel(0).put(to, layout.source(to), layout.landing(ctx.rank), size).wait()
-                                for _ in range(5)])  # fmt: skip
+    quiets = ctx.spawn(
+        lambda: [b.channel(0).put(to, layout.source(to), layout.landing(ctx.rank), size).wait() for _ in range(5)]
+    )
     for k in range(100):
         b.channel(1).signal(to, 1).wait()
         b.channel(0).signal(to, 2)
@@ -338,8 +391,13 @@ def third_rank(ctx: Context) -> None:
         else:
             b.wait_signal(1, r // 3 + 1)
             want = message(ctx, size, first, second, r)
-            b.compare(layout.landing(first) + at, want, "QUI-5",
-                      "a third rank's signal is visible and the puts that were quieted before it are not", round=r)  # fmt: skip
+            b.compare(
+                layout.landing(first) + at,
+                want,
+                "QUI-5",
+                "a third rank's signal is visible and the puts that were quieted before it are not",
+                round=r,
+            )
             b.expect(layout.landing(first) + at, want)
             b.expect_signal(1)
 
@@ -361,8 +419,14 @@ def long_chain(ctx: Context) -> None:
         seen = range(ctx.rank) if ctx.rank else range(1, ctx.size)
         for source in seen:
             want = message(ctx, size, source, ctx.rank, r)
-            b.compare(layout.landing(source) + r * size, want, "QUI-5", "the puts of a rank earlier in the chain are missing",
-                      source=source, round=r)  # fmt: skip
+            b.compare(
+                layout.landing(source) + r * size,
+                want,
+                "QUI-5",
+                "the puts of a rank earlier in the chain are missing",
+                source=source,
+                round=r,
+            )
         if ctx.rank:
             _put_to_all(ctx, r, size)
             b.channel(1).signal(to, 0)
@@ -387,13 +451,25 @@ def signals_of_a_batch(ctx: Context) -> None:
     b = ctx.bench
     ch = b.channel()
     for r in range(10):
-        ch.post_many(commands([
-            {"op": SIGNAL, "target": target, "slot": ctx.rank, "add": k + 1} for k in range(8) for target in range(ctx.size)
-        ]))  # fmt: skip
+        ch.post_many(
+            commands(
+                [
+                    {"op": SIGNAL, "target": target, "slot": ctx.rank, "add": k + 1}
+                    for k in range(8)
+                    for target in range(ctx.size)
+                ]
+            )
+        )
         b.quiet(0)
         ctx.barrier()
         for source in range(ctx.size):
             b.expect_signal(source, 36)
-            ctx.check_equal(b.comm.read_signal(source), b.words[source], "QUI-1",
-                            "quiet returned before signals were applied", source=source, round=r)  # fmt: skip
+            ctx.check_equal(
+                b.comm.read_signal(source),
+                b.words[source],
+                "QUI-1",
+                "quiet returned before signals were applied",
+                source=source,
+                round=r,
+            )
         ctx.barrier()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import CapabilityError
@@ -68,8 +69,13 @@ def _back_to_back(ctx: Context) -> None:
     ch.quiet()
     ctx.barrier()
     for slot in range(4):
-        ctx.check_equal(b.comm.read_signal(slot), b.words[slot], "SIG-1", "a batch of signals was not counted exactly once",
-                        slot=slot)  # fmt: skip
+        ctx.check_equal(
+            b.comm.read_signal(slot),
+            b.words[slot],
+            "SIG-1",
+            "a batch of signals was not counted exactly once",
+            slot=slot,
+        )
 
 
 @case("sig1.back_to_back", clauses=("SIG-1",), weak=True)
@@ -84,7 +90,13 @@ def back_to_back_in_ones(ctx: Context) -> None:
     _back_to_back(ctx)
 
 
-@case("sig1.back_to_back_in_twos", clauses=("SIG-1",), ranks=(2,), comm={"max_inflight_peer": 2, "ring_log2": 6}, weak=True)
+@case(
+    "sig1.back_to_back_in_twos",
+    clauses=("SIG-1",),
+    ranks=(2,),
+    comm={"max_inflight_peer": 2, "ring_log2": 6},
+    weak=True,
+)
 def back_to_back_in_twos(ctx: Context) -> None:
     """The same with two operations outstanding and a short ring."""
     _back_to_back(ctx)
@@ -104,11 +116,19 @@ def wide(ctx: Context) -> None:
         b.expect_signal(slot, add)
         ticket.wait()
         ctx.barrier()
-        ctx.check_equal(b.comm.read_signal(slot), b.words[slot], "SIG-1", "a wide put_signal added something else",
-                        slot=slot, add=add)  # fmt: skip
+        ctx.check_equal(
+            b.comm.read_signal(slot),
+            b.words[slot],
+            "SIG-1",
+            "a wide put_signal added something else",
+            slot=slot,
+            add=add,
+        )
         ctx.barrier()
         want = message(ctx, 64, source, ctx.rank, k)
-        b.compare(layout.landing(source) + k * 64, want, "SIG-3", "a wide put_signal did not bring its bytes", slot=slot)
+        b.compare(
+            layout.landing(source) + k * 64, want, "SIG-3", "a wide put_signal did not bring its bytes", slot=slot
+        )
         b.expect(layout.landing(source) + k * 64, want)
         ch.signal(to, slot, 3)
         b.expect_signal(slot, 3)
@@ -121,14 +141,16 @@ def first_act(ctx: Context) -> None:
     """A signal that a quick peer sends as its first act is not wiped by a slower one's start."""
     for repeat in range(12):
         if ctx.rank == 3 and repeat % 4 == 1:
-            # In the middle of the others' construction, for long enough that they are done first where that is possible.
+            # In the middle of the others' construction, long enough that they are done first where that can be.
             ctx.spawn(lambda: ctx.stop(3, 0.15))
         b = ctx.open(settle=False)
         for peer in ctx.others:
             b.channel().signal(peer, 0)
             b.expect_signal(0)
         b.wait_signal(0, ctx.size - 1)
-        ctx.check_equal(b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat)
+        ctx.check_equal(
+            b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat
+        )
         ctx.close(b)
 
 
@@ -141,7 +163,9 @@ def first_act_often(ctx: Context) -> None:
             b.channel().signal(peer, 0)
             b.expect_signal(0)
         b.wait_signal(0, ctx.size - 1)
-        ctx.check_equal(b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat)
+        ctx.check_equal(
+            b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat
+        )
         ctx.close(b)
 
 
@@ -151,7 +175,9 @@ def strong_sizes(ctx: Context) -> None:
     send_round(ctx, ctx.bench, SIZES, fused=False)
 
 
-@case("sig2.sizes_fine", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 4 << 20, "granularity": 4}, weak=True)
+@case(
+    "sig2.sizes_fine", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 4 << 20, "granularity": 4}, weak=True
+)
 def strong_sizes_fine(ctx: Context) -> None:
     """The same in granules of 4 bytes."""
     send_round(ctx, ctx.bench, FINE_SIZES, fused=False)
@@ -204,8 +230,14 @@ def chunks(ctx: Context) -> None:
         now = min(b.wait_signal(6, shown + 1), n)
         for k in range(shown, now):
             want = message(ctx, cell - k % 3 * 16, source, ctx.rank, k)
-            b.compare(layout.landing(source) + k * cell, want, "SIG-2", "the counter passed a chunk that is not there", k=k,
-                      counter=now)  # fmt: skip
+            b.compare(
+                layout.landing(source) + k * cell,
+                want,
+                "SIG-2",
+                "the counter passed a chunk that is not there",
+                k=k,
+                counter=now,
+            )
             b.expect(layout.landing(source) + k * cell, want)
         shown = now
     b.expect_signal(6, n)
@@ -233,8 +265,14 @@ def large_then_signal(ctx: Context) -> None:
         ctx.barrier()
 
 
-@case("sig2.beside_busy_channels", clauses=("SIG-2", "SIG-1"), ranks=(2, 3), weak=True, timeout=30,
-      comm={"channels": 4, "heap_bytes": 4 << 20})  # fmt: skip
+@case(
+    "sig2.beside_busy_channels",
+    clauses=("SIG-2", "SIG-1"),
+    ranks=(2, 3),
+    weak=True,
+    timeout=30,
+    comm={"channels": 4, "heap_bytes": 4 << 20},
+)
 def beside_busy_channels(ctx: Context) -> None:
     """Signals show the puts of their channel while other channels pour data at the same target."""
     b = ctx.bench
@@ -251,7 +289,9 @@ def beside_busy_channels(ctx: Context) -> None:
             b.channel(c).put(to, layout.source(to) + c * room, layout.landing(ctx.rank) + c * room, bulk)
         b.place(layout.source(to) + r * cell, message(ctx, cell, ctx.rank, to, r))
         b.channel(0).put(to, layout.source(to) + r * cell, layout.landing(ctx.rank) + r * cell, cell - 16)
-        b.channel(0).put(to, layout.source(to) + r * cell + cell - 16, layout.landing(ctx.rank) + (r + 1) * cell - 16, 16)
+        b.channel(0).put(
+            to, layout.source(to) + r * cell + cell - 16, layout.landing(ctx.rank) + (r + 1) * cell - 16, 16
+        )
         b.channel(0).signal(to, 0)
         b.channel(1 + r % 3).signal(to, 1 + r % 3)
         # The next round writes these landing bytes again: only once they are complete (PUT-7).
@@ -305,7 +345,9 @@ def large(ctx: Context) -> None:
         ctx.barrier()
         b.channel().put_signal(to, 0, half, n, 0)
         b.wait_signal(0, r + 1)
-        b.compare(half + n - 65536, want[-65536:], "SIG-3", "the signal of a put_signal overtook the end of its put", round=r)
+        b.compare(
+            half + n - 65536, want[-65536:], "SIG-3", "the signal of a put_signal overtook the end of its put", round=r
+        )
         b.compare(half, want, "SIG-3", "the signal of a put_signal overtook a part of its put", round=r)
         b.expect(half, want)
         b.expect_signal(0)
@@ -331,7 +373,9 @@ def _many_to_one(ctx: Context) -> None:
     b.quiet()
     total = sum(int(v) for v in ctx.share(sum(adds)))
     b.expect_signal(3, total)
-    ctx.check_equal(b.comm.read_signal(3), total & MASK, "SIG-4", "adds of some rank or channel to one word are missing")
+    ctx.check_equal(
+        b.comm.read_signal(3), total & MASK, "SIG-4", "adds of some rank or channel to one word are missing"
+    )
 
 
 @case("sig4.many_to_one", clauses=("SIG-4", "SIG-1"), comm={"channels": 4}, weak=True)
@@ -340,7 +384,14 @@ def many_to_one(ctx: Context) -> None:
     _many_to_one(ctx)
 
 
-@case("sig4.many_to_one_eight_ranks", clauses=("SIG-4", "SIG-1"), ranks=(8,), level="full", comm={"channels": 4}, timeout=30)
+@case(
+    "sig4.many_to_one_eight_ranks",
+    clauses=("SIG-4", "SIG-1"),
+    ranks=(8,),
+    level="full",
+    comm={"channels": 4},
+    timeout=30,
+)
 def many_to_one_eight(ctx: Context) -> None:
     """The same with 8 ranks."""
     _many_to_one(ctx)
@@ -372,8 +423,13 @@ def in_posting_order(ctx: Context) -> None:
         for s in reversed(range(words)):
             seen[s] = b.comm.read_signal(s)
         for s in range(words - 1):
-            ctx.check(seen[s] >= seen[s + 1], "SIG-5", "a signal became visible before one that was posted earlier",
-                      word=s, seen=seen)  # fmt: skip
+            ctx.check(
+                seen[s] >= seen[s + 1],
+                "SIG-5",
+                "a signal became visible before one that was posted earlier",
+                word=s,
+                seen=seen,
+            )
         done = seen[words - 1]
         if done == before and posted == rounds and done < rounds:
             b.wait_signal(words - 1, done + 1)
@@ -389,18 +445,23 @@ def mixed_sizes(ctx: Context) -> None:
     layout = Layout(b)
     ch = b.channel()
     sizes = [1 << 20, 16, 0, 256 << 10, 0, 16, 64 << 10, 0]
+    places = [sum(sizes[:i]) for i in range(len(sizes))]
+    last = len(sizes) - 1
+
+    def arrived(r: int) -> bool:
+        return b.comm.read_signal(last) > r
+
     for r in range(12):
-        b.place(layout.source(to), message(ctx, sizes[0], ctx.rank, to, r))
-        for i, n in enumerate(sizes):
-            ch.put_signal(to, layout.source(to), layout.landing(ctx.rank), n if i == 0 else min(n, 16), i)
-        last = len(sizes) - 1
-        if not ctx.until(lambda r=r: b.comm.read_signal(last) > r):  # type: ignore[misc]
+        b.place(layout.source(to), message(ctx, sum(sizes), ctx.rank, to, r))
+        for i, (n, at) in enumerate(zip(sizes, places, strict=True)):
+            ch.put_signal(to, layout.source(to) + at, layout.landing(ctx.rank) + at, n, i)
+        if not ctx.until(lambda r=r: arrived(r)):  # type: ignore[misc]
             ctx.fail("SIG-1", "a signal did not come", round=r)
         for i in range(last):
             ctx.check(b.comm.read_signal(i) > r, "SIG-5", "a later signal is visible and an earlier one is not", word=i)
         ch.quiet()
         ctx.barrier()
-    want = message(ctx, sizes[0], source, ctx.rank, 11)
+    want = message(ctx, sum(sizes), source, ctx.rank, 11)
     b.expect(layout.landing(source), want)
     for i in range(len(sizes)):
         b.expect_signal(i, 12)
@@ -435,7 +496,9 @@ def equal_is_enough(ctx: Context) -> None:
     to, _ = neighbours(ctx)
     b.channel().signal(to, 8, 1000)
     for value in (1000, 999, 1, 0):
-        ctx.check_equal(b.wait_signal(8, value), 1000, "SIG-6", "a wait gave another value than the word's", value=value)
+        ctx.check_equal(
+            b.wait_signal(8, value), 1000, "SIG-6", "a wait gave another value than the word's", value=value
+        )
     b.expect_signal(8, 1000)
 
 
@@ -469,8 +532,12 @@ def weakest_promises(ctx: Context) -> None:
     ctx.check_equal(str(b.comm.info.strategy), "sender_hold", "SIG-7", "the strategy asked for was not taken")
 
 
-@case("sig7.mixed_with_puts", clauses=("SIG-7", "SIG-2", "SIG-5", "SIG-1"), comm={"channels": 2, "heap_bytes": 2 << 20},
-      weak=True)  # fmt: skip
+@case(
+    "sig7.mixed_with_puts",
+    clauses=("SIG-7", "SIG-2", "SIG-5", "SIG-1"),
+    comm={"channels": 2, "heap_bytes": 2 << 20},
+    weak=True,
+)
 def mixed_with_puts(ctx: Context) -> None:
     """Puts, signals and put_signals in a random order on two channels to all ranks, against a model."""
     b = ctx.bench
@@ -484,9 +551,14 @@ def mixed_with_puts(ctx: Context) -> None:
         rng = np.random.default_rng([ctx.seed, rank, 7])
         return [
             (int(c), int(k), int(t), int(s) * 16)
-            for c, k, t, s in zip(rng.integers(0, 2, n), rng.choice([0, 0, 1, 2, 2], n), rng.integers(0, ctx.size, n),
-                                  rng.integers(0, cell // 16, n), strict=True)
-        ]  # fmt: skip
+            for c, k, t, s in zip(
+                rng.integers(0, 2, n),
+                rng.choice([0, 0, 1, 2, 2], n),
+                rng.integers(0, ctx.size, n),
+                rng.integers(0, cell // 16, n),
+                strict=True,
+            )
+        ]
 
     for i, (c, kind, target, size) in enumerate(plan(ctx.rank)):
         ch = b.channel(c)
@@ -515,8 +587,14 @@ def mixed_with_puts(ctx: Context) -> None:
                     b.wait_signal(source * 2 + c, count)
                     for k, bytes_ in pending:
                         want = message(ctx, bytes_, source, ctx.rank, k)
-                        b.compare(layout.landing(source) + k * cell, want, "SIG-2",
-                                  "a signal is visible and a put before it is not", source=source, step=k)  # fmt: skip
+                        b.compare(
+                            layout.landing(source) + k * cell,
+                            want,
+                            "SIG-2",
+                            "a signal is visible and a put before it is not",
+                            source=source,
+                            step=k,
+                        )
                         b.expect(layout.landing(source) + k * cell, want)
                     pending.clear()
             b.expect_signal(source * 2 + c, count)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A communicator under test, with a record of what its memory must hold.
 
-The whole heap starts as canary bytes and every signal word as zero. A case says what it expects to change; whatever else
-changed at the end is a stray write or a stray signal (PUT-1, SIG-1), also if no assertion of the case looked there.
+The whole heap starts as canary bytes and every signal word as zero. A case says what it expects to change; whatever
+else changed at the end is a stray write or a stray signal (PUT-1, SIG-1), even where no assertion of the case looked.
 """
 
 from __future__ import annotations
@@ -85,9 +85,13 @@ class Bench:
                 continue
             got = self.comm.read_signal(slot)
             self.ctx.check(
-                got == want, "SIG-1", f"signal word {slot} holds another sum than was added to it",
-                communicator=self.name, got=got, want=want,
-            )  # fmt: skip
+                got == want,
+                "SIG-1",
+                f"signal word {slot} holds another sum than was added to it",
+                communicator=self.name,
+                got=got,
+                want=want,
+            )
         if self.shadow is None:
             return
         for offset, nbytes in self._loose:
@@ -103,8 +107,14 @@ class Bench:
         # Look once more only to describe it: the verdict stands, since whoever promised these bytes did so before.
         got = got.copy()
         if np.array_equal(got, want):
-            self.ctx.check(False, clause, f"{message} (the bytes arrived while they were compared)",
-                           communicator=self.name, offset=offset, **values)  # fmt: skip
+            self.ctx.check(
+                False,
+                clause,
+                f"{message} (the bytes arrived while they were compared)",
+                communicator=self.name,
+                offset=offset,
+                **values,
+            )
         before = self.canary(offset, want.size) if self.shadow is not None else None
         seen = patterns.difference(got, want, before)
         seen["first_at"] = offset + int(str(seen.pop("first")))
@@ -121,14 +131,22 @@ class Bench:
             seen = self.comm.wait_signal(slot, value, source=source)
         except DeadlineExceeded as error:
             self.ctx.check(
-                False, clause, f"signal word {slot} did not reach {value} before the deadline",
-                communicator=self.name, holds=self.comm.read_signal(slot), error=str(error),
-            )  # fmt: skip
+                False,
+                clause,
+                f"signal word {slot} did not reach {value} before the deadline",
+                communicator=self.name,
+                holds=self.comm.read_signal(slot),
+                error=str(error),
+            )
             raise AssertionError from error
         self.ctx.check(
-            ((seen - value) & _MASK) < 1 << 63, clause, f"the wait for signal word {slot} ended too early",
-            communicator=self.name, seen=seen, wanted=value,
-        )  # fmt: skip
+            ((seen - value) & _MASK) < 1 << 63,
+            clause,
+            f"the wait for signal word {slot} ended too early",
+            communicator=self.name,
+            seen=seen,
+            wanted=value,
+        )
         return int(seen)
 
     def quiet(self, channel: int | None = None, clause: str = "QUI-1") -> None:
@@ -140,6 +158,13 @@ class Bench:
             else:
                 self.channel(channel).quiet()
         except DeadlineExceeded as error:
-            self.ctx.check(False, clause, "quiet did not end before the deadline", communicator=self.name,
-                           channel=channel, error=str(error), report=self.comm.report())  # fmt: skip
+            self.ctx.check(
+                False,
+                clause,
+                "quiet did not end before the deadline",
+                communicator=self.name,
+                channel=channel,
+                error=str(error),
+                report=self.comm.report(),
+            )
         self.ctx.checked()

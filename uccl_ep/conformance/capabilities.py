@@ -28,9 +28,19 @@ FLAGS: tuple[tuple[int, str, str], ...] = (
     (18, "fence_delivered", "a fence waits for delivered writes"),
 )
 LIMITS = (
-    "max_message_bytes", "max_inflight_bytes", "max_region_bytes", "max_inflight_peer", "max_inflight_endpoint", "max_batch",
-    "max_endpoints", "max_peers", "max_inline_bytes", "write_alignment", "immediate_bits", "responder_atomics",
-)  # fmt: skip
+    "max_message_bytes",
+    "max_inflight_bytes",
+    "max_region_bytes",
+    "max_inflight_peer",
+    "max_inflight_endpoint",
+    "max_batch",
+    "max_endpoints",
+    "max_peers",
+    "max_inline_bytes",
+    "write_alignment",
+    "immediate_bits",
+    "responder_atomics",
+)
 COMPLETION_LEVELS = ("transmitted", "delivered", "visible")
 # Also to be required by cases: a completion at least as strong as this.
 NAMES = frozenset(name for _, name, _ in FLAGS) | {f"completion_{level}" for level in COMPLETION_LEVELS}

@@ -48,7 +48,9 @@ def conformance(
     waivers: Annotated[Path | None, typer.Option(help="TOML file of known failures, with owner and expiry.")] = None,
     backend_options: Annotated[str, typer.Option(help="key=value,... for the backend.")] = "",
     strategy: Annotated[str, typer.Option(help="Signal strategy.")] = "auto",
-    time_scale: Annotated[float, typer.Option(help="Stretch every deadline: sanitizers, emulators, loaded machines.")] = 1.0,
+    time_scale: Annotated[
+        float, typer.Option(help="Stretch every deadline: sanitizers, emulators, loaded machines.")
+    ] = 1.0,
     stop_at_failure: Annotated[bool, typer.Option(help="End at the first failure.")] = False,
     list_cases: Annotated[bool, typer.Option("--list", help="List the cases and run nothing.")] = False,
 ) -> None:
@@ -62,10 +64,22 @@ def conformance(
     to_stdout = json is not None and str(json) == "-"
     console = Console(stderr=to_stdout)
     options = runner.Options(
-        backend=backend, library=library, lane=lane, profile=profile, provider=provider, ranks=ranks, level=level, seed=seed,
-        cases=tuple(case or ()), clauses=tuple(c.upper() for c in clause or ()), waivers=waivers,
-        backend_options=backend_options, strategy=strategy, time_scale=time_scale, stop_at_failure=stop_at_failure,
-    )  # fmt: skip
+        backend=backend,
+        library=library,
+        lane=lane,
+        profile=profile,
+        provider=provider,
+        ranks=ranks,
+        level=level,
+        seed=seed,
+        cases=tuple(case or ()),
+        clauses=tuple(c.upper() for c in clause or ()),
+        waivers=waivers,
+        backend_options=backend_options,
+        strategy=strategy,
+        time_scale=time_scale,
+        stop_at_failure=stop_at_failure,
+    )
     try:
         if list_cases:
             chosen = registry.select(registry.load(), level=level, globs=options.cases, clauses=options.clauses)

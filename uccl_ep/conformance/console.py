@@ -30,7 +30,9 @@ class ProgressLine:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live("starting", console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = (
+            Live("starting", console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
         self._bad = 0
 
     def __enter__(self) -> ProgressLine:
@@ -38,7 +40,9 @@ class ProgressLine:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -65,8 +69,8 @@ class ProgressLine:
 def heading(result: SuiteResult) -> Text:
     device = result.backend["device"]
     return Text(
-        f"{result.backend['name']} {result.backend['version']} (interface {result.backend['abi']}), device {device['name']}, "
-        f"strategy {result.strategy}: {result.strategy_reason}"
+        f"{result.backend['name']} {result.backend['version']} (interface {result.backend['abi']}), "
+        f"device {device['name']}, strategy {result.strategy}: {result.strategy_reason}"
     )
 
 
@@ -96,9 +100,14 @@ def summary(console: Console, result: SuiteResult) -> None:
         console.print(f"  replay: {escape(result.replay_of(case))}", highlight=False, soft_wrap=True)
     for note in result.notes:
         console.print(f"note: {escape(note)}", highlight=False)
-    counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in result.summary.items() if n or status == "pass")
+    counts = ", ".join(
+        f"{n} {status.replace('_', ' ')}" for status, n in result.summary.items() if n or status == "pass"
+    )
     style = "bold red" if result.failed else "bold green"
-    console.print(Text.assemble((result.verdict, style), f": {counts}; {result.seconds:.1f} s, seed {result.seed}"), highlight=False)
+    console.print(
+        Text.assemble((result.verdict, style), f": {counts}; {result.seconds:.1f} s, seed {result.seed}"),
+        highlight=False,
+    )
 
 
 def listing(cases: list[Case]) -> RenderableType:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a case is given: its rank, its data, its communicators, its fellow ranks, and the ways to say what is wrong.
 
-Whatever waits goes through here (`barrier`, `sleep`, `until`, `spawn`, the communicators' own timeouts), so that another
-lane can run the same functions under a clock of its own. No case may depend on how long something takes.
+Whatever waits goes through here (`barrier`, `sleep`, `until`, `spawn`, the communicators' own timeouts), so that
+another lane can run the same functions under a clock of its own. No case may depend on how long something takes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Task:
     def _run(self) -> None:
         try:
             self.result = self._function(*self._args)
-        except BaseException as error:  # noqa: BLE001 - handed to the one who joins
+        except BaseException as error:
             self.error = error
 
     def join(self) -> Any:
@@ -132,9 +132,14 @@ class Context:
         return GroupBootstrap(self.link, range(self.size) if ranks is None else ranks, self.rank)
 
     def open(
-        self, ranks: Sequence[int] | None = None, *, shadow: bool = True, settle: bool = True, name: str = "",
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        shadow: bool = True,
+        settle: bool = True,
+        name: str = "",
         **overrides: Any,
-    ) -> Bench:  # fmt: skip
+    ) -> Bench:
         """Make a communicator over `ranks` (all). `settle`: a barrier once every canary is in place; without it peers
         may signal at once, and there are no canaries."""
         from uccl_ep import Communicator
@@ -242,7 +247,7 @@ class Context:
         for task in tasks:
             try:
                 results.append(task.join())
-            except BaseException as error:  # noqa: BLE001 - the others are still to be joined
+            except BaseException as error:
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -270,7 +275,9 @@ class Context:
         raise AssertionError
 
     @contextlib.contextmanager
-    def raises(self, clause: str, kinds: type[Exception] | tuple[type[Exception], ...], what: str) -> Iterator[list[Any]]:
+    def raises(
+        self, clause: str, kinds: type[Exception] | tuple[type[Exception], ...], what: str
+    ) -> Iterator[list[Any]]:
         """The body raises one of `kinds`; the exception is the only element of the list that is given."""
         caught: list[Any] = []
         try:
@@ -281,9 +288,13 @@ class Context:
             caught.append(error)
             self.check(bool(str(error).strip()), clause, f"{what}: the error says nothing")
             return
-        except Exception as error:  # noqa: BLE001 - the wrong kind is the finding
-            self.fail(clause, f"{what}: another error than expected", got=f"{type(error).__name__}: {error}",
-                      want=_names(kinds))  # fmt: skip
+        except Exception as error:
+            self.fail(
+                clause,
+                f"{what}: another error than expected",
+                got=f"{type(error).__name__}: {error}",
+                want=_names(kinds),
+            )
         self.fail(clause, f"{what}: it was not refused", want=_names(kinds))
 
     def not_supported(self, capability: str, reason: str) -> NoReturn:

@@ -140,7 +140,7 @@ class Group:
                 os.setpgid(pid, pid)
             rank = _Rank(index, pid, ours, output)
             self._ranks.append(rank)
-            # A rank that reads nothing (stopped, or stuck) must not stop the runner; recv is told not to wait each time.
+            # A rank that reads nothing (stopped, or stuck) must not stop the runner; recv is told not to wait.
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 5, 0))
             self._selector.register(ours, selectors.EVENT_READ, ("socket", index))
             with contextlib.suppress(OSError):
@@ -167,8 +167,8 @@ class Group:
             os.dup2(output, 2)
             os.close(output)
             # A test runner may have put other objects here, which would hold on to what the dying rank has to say.
-            sys.stdout = open(1, "w", buffering=1, closefd=False)
-            sys.stderr = open(2, "w", buffering=1, closefd=False)
+            sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
             faulthandler.enable(file=2)
             faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
             self._main(index, theirs)
@@ -188,7 +188,7 @@ class Group:
             self._bury(rank)
 
     def _bury(self, rank: _Rank) -> None:
-        """Wait for the end of a rank, and end what it forked itself: its process group, while the number is still its own."""
+        """Wait for the end of a rank, and end what it forked: its process group, while the number is still its own."""
         os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank.pid, signal.SIGKILL)
@@ -202,8 +202,11 @@ class Group:
             os.close(rank.pidfd)
             rank.pidfd = -1
         if rank.result is None and not rank.condemned:
-            how = f"signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else (
-                f"exit status {os.WEXITSTATUS(status)}")  # fmt: skip
+            how = (
+                f"signal {signal.Signals(os.WTERMSIG(status)).name}"
+                if os.WIFSIGNALED(status)
+                else (f"exit status {os.WEXITSTATUS(status)}")
+            )
             self._fail("crash", {"message": f"rank {rank.index} died of {how}", "rank": rank.index, "died_of": how})
         self._serve_gathers()
 
@@ -226,12 +229,15 @@ class Group:
         while time.monotonic() < end and any(r.alive and not r.report for r in waiting):
             self._turn(end)
         names = ", ".join(str(r.index) for r in waiting)
-        self._first = self._first or ("timeout", {
-            "message": f"not finished after {self._limit:g} s: rank {names}",
-            "rank": waiting[0].index,
-            "report": {str(r.index): r.report for r in waiting if r.report},
-            "stacks": {str(r.index): self._output(r) for r in waiting},
-        })  # fmt: skip
+        self._first = self._first or (
+            "timeout",
+            {
+                "message": f"not finished after {self._limit:g} s: rank {names}",
+                "rank": waiting[0].index,
+                "report": {str(r.index): r.report for r in waiting if r.report},
+                "stacks": {str(r.index): self._output(r) for r in waiting},
+            },
+        )
 
     def _end_all(self) -> None:
         for rank in self._ranks:
@@ -346,8 +352,11 @@ class Group:
                 error: dict[str, Any] = {"error": "interrupted"}
             else:
                 # One that ended, well or not, will not come to a meeting that it has not announced.
-                absent = [m for m in members if not queues[m] and (
-                    not self._ranks[m].alive or self._ranks[m].result is not None)]  # fmt: skip
+                absent = [
+                    m
+                    for m in members
+                    if not queues[m] and (not self._ranks[m].alive or self._ranks[m].result is not None)
+                ]
                 if not absent:
                     continue
                 error = {"error": "absent", "ranks": absent}

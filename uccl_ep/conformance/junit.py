@@ -19,9 +19,12 @@ def _clean(text: str) -> str:
 
 def _add(suite: ET.Element, result: SuiteResult, case: CaseResult) -> None:
     element = ET.SubElement(
-        suite, "testcase", name=case.id, classname=f"uccl_ep.{result.backend['name']}.{case.clauses[0]}",
+        suite,
+        "testcase",
+        name=case.id,
+        classname=f"uccl_ep.{result.backend['name']}.{case.clauses[0]}",
         time=f"{case.seconds:.3f}",
-    )  # fmt: skip
+    )
     message = _clean(f"[{case.broken_clause}] {case.message}" if case.broken_clause else case.message)
     text = _clean("\n".join(f"{k}: {v}" for k, v in case.detail.items()) + f"\nreplay: {result.replay_of(case)}")
     if case.status in ("fail", "timeout"):

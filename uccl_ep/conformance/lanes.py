@@ -14,7 +14,7 @@ class Lane:
     title: str
     provides: frozenset[str]  # what cases may need
     cannot_prove: tuple[str, ...]
-    # By backend: what makes its NIC promise as little as the contract admits. Others are given the strategy that needs least.
+    # By backend: what makes its NIC promise as little as the contract admits. Others get the strategy that needs least.
     weakest: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def weakest_options(self, backend: str) -> Mapping[str, Any]:
@@ -30,7 +30,7 @@ LANES: Mapping[str, Lane] = {
             "Performance: times here are those of this machine's CPU and its load.",
             "What a NIC's firmware does, and anything on a wire: loss, retransmission, reordering between hosts.",
             "Visibility in device memory (PCIe ordering, GPU caches): memory here is the CPU's, coherent.",
-            "Orderings that this CPU never shows; the weak-memory check of the ring and the virtual NICs are for those.",
+            "Orderings that this CPU never shows: the weak-memory check of the ring and virtual NICs are for those.",
         ),
         weakest={"shm": {"backend_options": "promise=unordered"}},
     ),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data that gives itself away.
 
-Every eight bytes are a hash of a key (seed, source rank, sequence, ...) and of their own position. So a byte from another
-message, another offset, an earlier lap or nobody at all differs from what is expected, wherever a transfer was cut.
+Every eight bytes are a hash of a key (seed, source rank, sequence, ...) and of their own position. So a byte from
+another message, another offset, an earlier lap or nobody at all differs from what is expected, wherever it was cut.
 """
 
 from __future__ import annotations

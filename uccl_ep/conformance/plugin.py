@@ -98,7 +98,8 @@ class CaseItem(pytest.Item):
         from .runner import run_case
 
         suite = self.parent
-        assert isinstance(suite, Suite) and suite.options.seed is not None
+        assert isinstance(suite, Suite)
+        assert suite.options.seed is not None
         result = run_case(self.case, suite.options, suite.options.seed, suite.capabilities)
         if result.status == "not_supported":
             pytest.skip(result.message)

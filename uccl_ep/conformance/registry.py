@@ -143,9 +143,17 @@ def case(
         if id in _cases:
             raise RegistryError(f"case {id} is declared twice")
         _cases[id] = Case(
-            id, function, tuple(clauses), tuple(sorted(ranks)), level, frozenset(needs), tuple(requires), timeout,
-            dict(comm or {}), weak,
-        )  # fmt: skip
+            id,
+            function,
+            tuple(clauses),
+            tuple(sorted(ranks)),
+            level,
+            frozenset(needs),
+            tuple(requires),
+            timeout,
+            dict(comm or {}),
+            weak,
+        )
         return function
 
     return declare
@@ -163,7 +171,8 @@ def _cases_package(directory: str | os.PathLike[str] | None) -> ModuleType:
     init = Path(directory) / "__init__.py"
     if not init.is_file():
         raise RegistryError(
-            f"there are no cases in {directory}: install the wheel, or set {CASES_ENVIRONMENT} to a checkout's tests/conformance"
+            f"there are no cases in {directory}: install the wheel, or set {CASES_ENVIRONMENT} to the "
+            "tests/conformance of a checkout"
         )
     loaded = sys.modules.get(CASES_PACKAGE)
     if loaded is not None and loaded.__file__ is not None and os.path.samefile(loaded.__file__, init):
@@ -171,7 +180,8 @@ def _cases_package(directory: str | os.PathLike[str] | None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         CASES_PACKAGE, init, submodule_search_locations=[str(Path(directory).resolve())]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     sys.modules[CASES_PACKAGE] = package
     spec.loader.exec_module(package)
@@ -179,7 +189,7 @@ def _cases_package(directory: str | os.PathLike[str] | None) -> ModuleType:
 
 
 def load(directory: str | os.PathLike[str] | None = None) -> list[Case]:
-    """All cases, in the order of the contract. `directory` (or the environment) names a checkout's tests/conformance."""
+    """All cases, in the order of the contract. `directory`, or the environment, names a folder to take them from."""
     package = _cases_package(directory)
     for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
         importlib.import_module(f"{CASES_PACKAGE}.{module}")

@@ -44,9 +44,16 @@ class CaseResult:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "id": self.id, "title": self.title, "clauses": list(self.clauses), "level": self.level, "status": self.status,
-            "seconds": round(self.seconds, 4), "ranks": self.ranks, "checks": self.checks, "detail": self.detail,
-        }  # fmt: skip
+            "id": self.id,
+            "title": self.title,
+            "clauses": list(self.clauses),
+            "level": self.level,
+            "status": self.status,
+            "seconds": round(self.seconds, 4),
+            "ranks": self.ranks,
+            "checks": self.checks,
+            "detail": self.detail,
+        }
 
 
 @dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the suite: `run_suite(Options(...))` gives a SuiteResult. Everything else (command line, pytest, mutants) calls this.
+"""Run the suite: `run_suite(Options(...))` gives a SuiteResult. The command line, pytest and mutants all call this.
 
 The calling process should have one thread: every rank of every case is a fork of it.
 """
@@ -84,7 +84,7 @@ def check(options: Options) -> Lane:
 
 
 def backend_arguments(options: Options) -> dict[str, Any]:
-    """What goes to every Communicator of a run. Also loads, once, all that every rank would otherwise load for itself."""
+    """What goes to every Communicator of a run. Also loads, once, what every rank would otherwise load for itself."""
     import numpy.random  # noqa: F401
 
     import uccl_ep.communicator  # noqa: F401

@@ -104,7 +104,7 @@ class Chip:
 
 
 def _chips(clause: str, cases: list[CaseResult]) -> tuple[list[Chip], list[Chip]]:
-    """The cases that are about this clause, and those that check it beside something else. What failed is always shown."""
+    """The cases about this clause, and those that check it beside something else. What failed is always shown."""
     chips: dict[str, Chip] = {}
     for c in cases:
         name = c.id.partition("@")[0]
@@ -119,12 +119,18 @@ def render(result: SuiteResult) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("uccl_ep.conformance", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.PackageLoader("uccl_ep.conformance", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+    )
     blamed = _blamed(result)
     groups = [
-        (title, [(c, CLAUSES[c], clause_status(blamed[c]), *_chips(c, blamed[c])) for c in CLAUSES if c.startswith(prefix)])
+        (
+            title,
+            [(c, CLAUSES[c], clause_status(blamed[c]), *_chips(c, blamed[c])) for c in CLAUSES if c.startswith(prefix)],
+        )
         for prefix, title in GROUPS.items()
     ]
     ran = [c for c in result.cases if c.status != "not_supported"]

@@ -25,7 +25,7 @@ from .errors import SuiteError
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 _FIELDS = ("case", "owner", "reason", "link", "expiry")
 
@@ -42,8 +42,13 @@ class Waiver:
         return fnmatch.fnmatchcase(case_id, self.case)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"case": self.case, "owner": self.owner, "reason": self.reason, "link": self.link,
-                "expiry": self.expiry.isoformat()}  # fmt: skip
+        return {
+            "case": self.case,
+            "owner": self.owner,
+            "reason": self.reason,
+            "link": self.link,
+            "expiry": self.expiry.isoformat(),
+        }
 
 
 def read(path: Path) -> list[Waiver]:
@@ -61,16 +66,21 @@ def read(path: Path) -> list[Waiver]:
         missing = [f for f in _FIELDS if not entry.get(f)]
         extra = sorted(set(entry) - set(_FIELDS))
         if missing or extra:
-            raise SuiteError(f"waivers {path}, number {i}: needs {', '.join(_FIELDS)}; missing {missing}, unknown {extra}")
+            raise SuiteError(
+                f"waivers {path}, number {i}: needs {', '.join(_FIELDS)}; missing {missing}, unknown {extra}"
+            )
         expiry = entry["expiry"]
         if isinstance(expiry, str):
             try:
                 expiry = datetime.date.fromisoformat(expiry)
             except ValueError as error:
-                raise SuiteError(f"waivers {path}, number {i}: expiry {expiry!r} is not a date like 2027-01-31") from error
+                raise SuiteError(
+                    f"waivers {path}, number {i}: expiry {expiry!r} is not a date like 2027-01-31"
+                ) from error
         if isinstance(expiry, datetime.datetime):
             expiry = expiry.date()
         if not isinstance(expiry, datetime.date):
             raise SuiteError(f"waivers {path}, number {i}: expiry is not a date")
-        waivers.append(Waiver(*(str(entry[f]) for f in _FIELDS[:4]), expiry))
+        case, owner, reason, link = (str(entry[f]) for f in _FIELDS[:4])
+        waivers.append(Waiver(case, owner, reason, link, expiry))
     return waivers

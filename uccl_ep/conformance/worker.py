@@ -21,8 +21,8 @@ from .registry import Case
 
 
 class ProcessLink:
-    """The way from a rank to the parent and through it to the other ranks. A thread reads, so that a rank that hangs can
-    still be asked for a report."""
+    """The way from a rank to the parent and through it to the other ranks. A thread reads, so that a rank that hangs
+    can still be asked for a report."""
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         self._sock, self._rank = sock, rank
@@ -47,7 +47,7 @@ class ProcessLink:
                 elif message["op"] == "report":
                     try:
                         text = self.report()
-                    except Exception as error:  # noqa: BLE001 - a broken report is still an answer
+                    except Exception as error:
                         text = f"no report: {type(error).__name__}: {error}"
                     self.send({"op": "report", "text": text})
                 elif message["op"] == "exit":
@@ -75,7 +75,9 @@ class ProcessLink:
         raise TimeoutError(f"rank {self._rank} waited {timeout:.3g} s out of band for the others")
 
     def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]:
-        answer = self._ask({"op": "gather", "topic": topic, "ranks": list(ranks), "data": encode_gathered(data)}, timeout)
+        answer = self._ask(
+            {"op": "gather", "topic": topic, "ranks": list(ranks), "data": encode_gathered(data)}, timeout
+        )
         if answer.get("error") == "interrupted":
             raise Interrupted("another rank failed")
         if "error" in answer:
@@ -124,8 +126,12 @@ def _check_left_behind(ctx: Context, threads: int, descriptors: dict[int, str]) 
     gone = ctx.until(lambda: _held()[0] <= threads, 2.0)
     ctx.check(gone, "ABT-1", "threads remain after every communicator was closed", before=threads, after=_held()[0])
     new = {fd: name for fd, name in _held()[1].items() if descriptors.get(fd) != name}
-    ctx.check(not new, "ABT-1", "descriptors remain open after every communicator was closed",
-              descriptors={str(fd): name for fd, name in new.items()})  # fmt: skip
+    ctx.check(
+        not new,
+        "ABT-1",
+        "descriptors remain open after every communicator was closed",
+        descriptors={str(fd): name for fd, name in new.items()},
+    )
     ctx.checks -= 2  # not an assertion of the case
 
 
@@ -161,17 +167,30 @@ def run_rank(
             "at": _where(error),
             "stage": ctx.stage,
         }
-    except BaseException as error:  # noqa: BLE001 - the suite's own fault, to be shown as such
+    except BaseException as error:
         status = "internal_error"
         detail = {"message": f"{type(error).__name__}: {error}", "at": _where(error), "trace": traceback.format_exc()}
-    link.send({"op": "result", "status": status, "detail": detail, "checks": ctx.checks, "caps": ctx.caps,
-               "notes": _plain(ctx.notes)})  # fmt: skip
+    link.send(
+        {
+            "op": "result",
+            "status": status,
+            "detail": detail,
+            "checks": ctx.checks,
+            "caps": ctx.caps,
+            "notes": _plain(ctx.notes),
+        }
+    )
     # The communicators of a failed rank stay as they are until all have been heard: closing one would make others fail.
     link.exit_asked.wait(10.0)
 
 
 def run_nested(
-    ctx: Context, size: int, function: Callable[[Context], None], backend: dict[str, Any], *, deadline: float | None = None
+    ctx: Context,
+    size: int,
+    function: Callable[[Context], None],
+    backend: dict[str, Any],
+    *,
+    deadline: float | None = None,
 ) -> GroupOutcome:
     limit = ctx.deadline - ctx.now() - 1.0 if deadline is None else deadline
 
