@@ -230,6 +230,7 @@ def stopped_peer(ctx: Context) -> None:
         ctx.barrier(others)
     if ctx.rank == 0:
         ctx.resume(stopped)
+    ctx.barrier()  # or the stopped rank might have signalled before it was stopped
     if ctx.rank == stopped:
         for target in others:
             b.channel().signal(target, 4)

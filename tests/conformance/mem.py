@@ -148,6 +148,7 @@ def groups_apart(ctx: Context) -> None:
     if ctx.rank == 2:
         everyone.expect_signal(5, 100)
         ctx.check_equal(everyone.comm.read_signal(5), 100, "SIG-1", "the signal did not reach its own communicator")
+    ctx.barrier()
     if ctx.rank == 0:
         assert pair is not None
         pair.channel().signal(1, 5, 7).wait()  # rank 1 of the pair is rank 2 of all
