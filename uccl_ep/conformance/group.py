@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_LINE = 16 << 20
-OUTPUT_TAIL = 4000
+OUTPUT_KEPT = 3000  # bytes, of the start and of the end
 REPORT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -257,8 +257,13 @@ class Group:
         self._selector.close()
 
     def _output(self, rank: _Rank) -> str:
+        """What the rank printed: the first words and the last ones."""
         size = os.fstat(rank.output).st_size
-        data = os.pread(rank.output, OUTPUT_TAIL, max(0, size - OUTPUT_TAIL))
+        data = os.pread(rank.output, OUTPUT_KEPT, 0)
+        if size > 2 * OUTPUT_KEPT:
+            data += b"\n[...]\n"
+        if size > OUTPUT_KEPT:
+            data += os.pread(rank.output, OUTPUT_KEPT, max(OUTPUT_KEPT, size - OUTPUT_KEPT))
         return data.decode("utf-8", "replace").strip()
 
     # ------------------------------------------------------------------------------------------------- what ranks ask

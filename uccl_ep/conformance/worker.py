@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -243,13 +244,15 @@ def in_child(function: Callable[[], Any], timeout: float) -> Any:
     return json.loads(text)
 
 
+_HERE = os.path.dirname(__file__)
+_MACHINERY = (_HERE, os.path.dirname(_HERE), os.path.dirname(contextlib.__file__))
+
+
 def _where(error: BaseException) -> str:
-    """The line of the case that was running: the innermost frame outside the suite's machinery."""
+    """The line of the case that was running: the innermost frame that is not ours, the library's or Python's."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        if os.path.basename(os.path.dirname(frame.filename)) in ("cases", "conformance") and os.path.basename(
-            frame.filename
-        ) not in ("context.py", "bench.py", "worker.py"):
+        if os.path.dirname(frame.filename) not in _MACHINERY:
             return f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}"
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
 
