@@ -364,8 +364,16 @@ static void test_half_written(void) {
     }
 }
 
+/* Slots of zeroed memory say "not written" in the first lap: formatting from ticket 0 on writes only zeros. */
+static void test_zeroed_memory(void) {
+    fixture *f = ring_open(3, 0);
+    for (uint64_t i = 0; i < 8; i++) CHECK_EQ(f->slots[i].word[0] | f->slots[i].word[1], 0);
+    ring_close(f);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 240);
+    test_zeroed_memory();
     test_half_written();
     test_rng rng = test_rng_at(2000);
     for (uint32_t log2_slots = UCCL_EP_RING_MIN_LOG2; log2_slots <= UCCL_EP_RING_MAX_LOG2; log2_slots++) {
