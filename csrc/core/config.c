@@ -108,7 +108,7 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     DEFAULT(idle_sleep_ns, DEFAULT_IDLE_SLEEP_NS);
     if (c->granularity != UCCL_EP_GRANULARITY_COARSE && c->granularity != UCCL_EP_GRANULARITY_FINE)
         return fail_local(UCCL_EP_E_INVALID, "PUT-4", "granularity %u: 16 and 4 are possible", c->granularity);
-    if (!c->heap_bytes || c->heap_bytes > UCCL_EP_MAX_HEAP_BYTES(c->granularity))
+    if (!c->heap_bytes || (c->heap_bytes > UCCL_EP_MAX_HEAP_BYTES(c->granularity) && !FAULT(heap_limit_unchecked)))
         return fail_local(UCCL_EP_E_RANGE, "PUT-4",
                           "a heap of %llu bytes: 1 to %llu are addressable at granularity %u%s",
                           (unsigned long long)c->heap_bytes, (unsigned long long)UCCL_EP_MAX_HEAP_BYTES(c->granularity),

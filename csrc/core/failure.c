@@ -25,7 +25,7 @@ void fill_error(const struct proxy *p, uccl_ep_error *error, int32_t status, con
 uint32_t record_failure(uccl_ep_comm *comm, const uccl_ep_error *error) {
     pthread_mutex_lock(&comm->failure_lock);
     uint32_t number = 0;
-    if (comm->record_count < MAX_RECORDS) {
+    if (comm->record_count < MAX_RECORDS && !FAULT(record_missing)) {
         comm->records[comm->record_count] = *error;
         number = ++comm->record_count;
     } else {

@@ -20,19 +20,29 @@
     X(signal_not_held, "SIG-2", "sender hold does not wait for earlier puts")                                          \
     X(signal_lost_in_batch, "SIG-1", "of two signals to one word in a batch the second is dropped")                    \
     X(signals_reordered, "SIG-5", "two signals of a batch to one target are swapped")                                  \
+    X(wait_consumes, "SIG-6", "a wait takes what it waited for out of the word")                                       \
+    X(strategy_unchecked, "SIG-7", "a strategy is taken without looking at what the NIC promises")                     \
     X(source_at_take, "QUI-0", "sources are reported free when commands are taken")                                    \
     X(complete_at_submit, "QUI-1", "commands are reported complete when they are submitted")                           \
     X(quiet_one_channel, "QUI-2", "quiet over all channels waits for channel 0")                                       \
+    X(idle_quiet_waits, "QUI-4", "a poll of quiet with nothing outstanding says that it has to wait")                  \
+    X(heap_limit_unchecked, "MEM-1", "a heap larger than commands can address is not refused")                         \
     X(overwrite_full_ring, "PRG-3", "a producer does not wait for space")                                              \
+    X(give_up_unnoticed, "PRG-3", "a producer that gives up leaves its channel open")                                  \
     X(starve_last_channel, "PRG-2", "the last channel is drained only when the others are empty")                      \
     X(parity_of_32_bits, "LIM-1", "the lap is counted in 32 bits")                                                     \
     X(window_of_16_bits, "LIM-1", "in-order retirement counts in 16 bits")                                             \
+    X(value_not_distance, "LIM-1", "waits compare a word with a value as plain numbers")                               \
+    X(reserve_race, "THR-1", "a ticket is reserved in two steps")                                                      \
+    X(deadline_ignored, "ERR-1", "waits do not look at their deadline")                                                \
     X(error_swallowed, "ERR-2", "a failed command is retired as if it had succeeded")                                  \
+    X(record_missing, "ERR-2", "failures leave no record")                                                             \
     X(signal_after_failure, "ERR-3", "later signals to a target go out after a failed put")                            \
     X(no_range_check, "ERR-4", "offsets of a command are not compared with the heap")                                  \
     X(malformed_kills_all, "ERR-4", "a malformed command closes the whole channel although its target can be read")    \
     X(loss_closes_all, "ERR-5", "the loss of one peer closes the commands to all")                                     \
     X(no_incarnation, "ERR-6", "commands to a closed target are executed")                                             \
+    X(words_kept, "ERR-6", "signal words keep their sums over a reset")                                                \
     X(abort_ignored, "ABT-1", "waits do not look at the abort")                                                        \
     X(abi_not_checked, "ABI-1", "a backend of any ABI is taken")
 

@@ -2,6 +2,7 @@
  *
  * post.c: what a host thread does to post. The device's twin is device.h.
  */
+#include <sched.h>
 #include <stdio.h>
 
 #include "internal.h"
@@ -65,7 +66,13 @@ static uccl_ep_status reserve_now(const uccl_ep_ring *ring, uint64_t n, uint64_t
 /* Reserve n tickets together and wait until all their slots are free (PUB-2). */
 static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint64_t n, uint64_t timeout_ns, uint64_t *first) {
     if (!timeout_ns) return reserve_now(ring, n, first);
-    *first = uccl_ep_ring_reserve(ring, n);
+    if (FAULT(reserve_race)) {
+        *first = __atomic_load_n(&ring->producer->head, __ATOMIC_RELAXED);
+        sched_yield();
+        __atomic_store_n(&ring->producer->head, *first + n, __ATOMIC_RELAXED);
+    } else {
+        *first = uccl_ep_ring_reserve(ring, n);
+    }
     if (LIKELY(uccl_ep_ring_has_space(ring, *first, n)) || FAULT(overwrite_full_ring)) return UCCL_EP_OK;
     const uint64_t deadline = deadline_of(comm, timeout_ns);
     backoff b = {0};
@@ -74,7 +81,7 @@ static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint
         if (status == UCCL_EP_OK && comm_now(comm) >= deadline) status = no_space(comm, ring->channel, n, timeout_ns);
         if (status != UCCL_EP_OK) {
             /* Reserved and never stored: the ring cannot go past it. */
-            __atomic_store_n(&ring->producer->gave_up, 1, __ATOMIC_RELEASE);
+            if (!FAULT(give_up_unnoticed)) __atomic_store_n(&ring->producer->gave_up, 1, __ATOMIC_RELEASE);
             return status;
         }
         backoff_wait(comm, &b);

@@ -53,7 +53,7 @@ uccl_ep_status strategy_choose(uccl_ep_comm *comm, const uccl_ep_caps *weakest) 
                           "by this version: a backend must promise UCCL_EP_COMPLETION_VISIBLE");
     for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
         const struct strategy *s = &strategies[i];
-        const uint64_t lacks = s->needs & ~weakest->flags;
+        const uint64_t lacks = FAULT(strategy_unchecked) ? 0 : s->needs & ~weakest->flags;
         if (comm->config.strategy == s->id) {
             if (!lacks) {
                 comm->strategy = s->id;

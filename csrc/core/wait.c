@@ -99,7 +99,7 @@ static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, u
             return UCCL_EP_E_CLOSED;
         }
         if (!deadline) deadline = deadline_of(comm, timeout_ns);
-        if (comm_now(comm) >= deadline) {
+        if (comm_now(comm) >= deadline && !FAULT(deadline_ignored)) {
             if (!timeout_ns) return UCCL_EP_IN_PROGRESS;
             return channel_deadline(comm, channel_index, ticket, source ? "free at its source" : "complete", timeout_ns);
         }
@@ -125,6 +125,7 @@ static uccl_ep_status quiet(uccl_ep_comm *comm, uint32_t channel_index, bool sou
     if (timeout_ns == UCCL_EP_TIMEOUT_DEFAULT) timeout_ns = comm->config.timeout_ns;
     for (uint32_t i = all ? 0 : channel_index; i < (all ? comm->channels : channel_index + 1); i++) {
         if (FAULT(quiet_one_channel) && i) break;
+        if (FAULT(idle_quiet_waits) && !timeout_ns) return UCCL_EP_IN_PROGRESS;
         const uint64_t head = __atomic_load_n(&comm->channel_of[i]->producer->head, __ATOMIC_ACQUIRE);
         if (head == comm->config.first_ticket) continue;
         /* One deadline for all channels. */
@@ -167,6 +168,11 @@ static uint32_t lost_rank(uccl_ep_comm *comm, uint32_t source) {
     return NONE;
 }
 
+static bool reached(uint64_t word, uint64_t value) {
+    if (FAULT(value_not_distance)) return word >= value;
+    return (int64_t)(word - value) >= 0;
+}
+
 uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source, uint64_t timeout_ns,
                                    uint64_t *seen) {
     uint64_t word = 0;
@@ -177,14 +183,15 @@ uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t v
     uint64_t deadline = 0;
     backoff b = {0};
     for (;;) {
-        if ((int64_t)(word - value) >= 0) {
+        if (reached(word, value)) {
             if (seen) *seen = word;
+            if (FAULT(wait_consumes)) __atomic_fetch_sub(&comm->signal_words[slot], value, __ATOMIC_RELAXED);
             return UCCL_EP_OK;
         }
         const uint32_t lost = lost_rank(comm, source);
         /* What the lost rank had sent is there, or will never be: one more look after it was known to be lost. */
         word = __atomic_load_n(&comm->signal_words[slot], __ATOMIC_ACQUIRE);
-        if ((int64_t)(word - value) >= 0) continue;
+        if (reached(word, value)) continue;
         if (seen) *seen = word;
         if (lost != NONE) {
             const char *how = bitmap_test(comm->lost, lost) ? "was lost" : "closed its communicator";
@@ -198,7 +205,7 @@ uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t v
         }
         if ((status = check_usable(comm)) != UCCL_EP_OK) return status;
         if (!deadline) deadline = deadline_of(comm, timeout_ns);
-        if (comm_now(comm) >= deadline) {
+        if (comm_now(comm) >= deadline && !FAULT(deadline_ignored)) {
             if (!timeout_ns) return UCCL_EP_IN_PROGRESS;
             fail_local(UCCL_EP_E_DEADLINE, "ERR-1", "signal %u is at %llu and did not reach %llu within %.3f s", slot,
                        (unsigned long long)word, (unsigned long long)value,
