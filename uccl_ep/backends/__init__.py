@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GROUP = "uccl_ep.backends"
 _PROBE_SECONDS = 20.0
-# Not from the current folder, which may hold anything, also a source tree of uccl_ep. The answer is the last line, since a
+# Not from the current folder, which may hold anything, also a source tree of uccl_ep. The answer is the last line: a
 # library may print when it is loaded.
 _PROBE = """
 import sys
