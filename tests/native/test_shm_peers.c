@@ -74,7 +74,7 @@ static void strangers(void) {
     static rank ranks[2];
     static papers all[2];
     test_rng rng = test_rng_at(9);
-    int held[200];
+    int held[300];
     const bool surplus = surplus_is_dropped();
     if (!surplus) printf("  left out: packets with too many descriptors\n");
     unsigned n_held = 0;
@@ -91,6 +91,7 @@ static void strangers(void) {
     const unsigned fds_before = count_fds();
     rank_start(&ranks[0], all);
     rank_start(&ranks[1], all);
+    while (n_held < 100) held[n_held++] = dial(&all[1]); /* silent, and more than there is room for */
     for (unsigned i = 0; i < 200; i++) {
         const int fd = dial(&all[1]); /* rank 1 is the one that is called */
         shm_message message = {.magic = SHM_MESSAGE_MAGIC, .version = SHM_VERSION, .kind = SHM_HELLO};
@@ -144,7 +145,20 @@ static void strangers(void) {
 
 /* A member of the job that sends memory which could kill us, or describes it wrongly: refused, and told so. */
 static void forged_memory(void) {
-    enum { UNSEALED, PIPE, SMALL, OVERFLOW, MISALIGNED, NO_FD, EXTRA_FD, NOT_WRITABLE, CASES };
+    enum {
+        UNSEALED,
+        PIPE,
+        SMALL,
+        FAR_OFFSET,
+        LONG_REGION,
+        MISALIGNED,
+        NO_FD,
+        EXTRA_FD,
+        NOT_WRITABLE,
+        NO_PROOF,
+        GENUINE,
+        CASES
+    };
     for (int what = 0; what < CASES; what++) {
         static rank r;
         rank_open(&r, 1, 2, 64 * KIB, 64);
@@ -164,21 +178,39 @@ static void forged_memory(void) {
         CHECK(memory >= 0 && ftruncate(memory, what == SMALL ? 100 : 8192) == 0, "memfd: %s", strerror(errno));
         if (what != UNSEALED) CHECK(fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0, "seal");
         if (what == NOT_WRITABLE) CHECK(fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE) == 0, "seal");
-        if (what == OVERFLOW) message.regions[0].offset = UINT64_MAX - 4095;
+        if (what == FAR_OFFSET) message.regions[0].offset = UINT64_MAX - 4095;
+        if (what == LONG_REGION) message.regions[0].bytes = UINT64_MAX - 4095, message.regions[0].offset = 4096;
+        if (what == NO_PROOF) message.proof[0] ^= 1;
         if (what == MISALIGNED) message.regions[0].offset = 4;
         const int fds[2] = {what == PIPE ? pipes[0] : memory, memory};
         send_packet(fd, &message, sizeof(message), fds, what == NO_FD ? 0 : what == EXTRA_FD ? 2 : 1);
         address.rank = 0;
         memset(address.name, 7, sizeof(address.name));
         CHECK_OK(table->connect(r.endpoint[0], 0, &address, sizeof(address)));
+        shm_message answer;
         int status;
+        ssize_t answered = -1;
+        if (what == NO_PROOF) { /* a stranger: dropped in silence, whatever else it knows */
+            UNTIL((status = table->connect_poll(r.endpoint[0], 0), answered = recv(fd, &answer, sizeof(answer), 0)) ==
+                      0,
+                  "it was not dropped: %d", status);
+            CHECK_EQ(status, UCCL_EP_IN_PROGRESS);
+            goto next;
+        }
         UNTIL((status = table->connect_poll(r.endpoint[0], 0)) != UCCL_EP_IN_PROGRESS, "case %d: nothing happened",
               what);
-        CHECK(status == UCCL_EP_E_REGISTRATION || (what == NOT_WRITABLE && status == UCCL_EP_E_SYSTEM),
-              "case %d: %d %s", what, status, said);
-        shm_message answer;
-        CHECK(recv(fd, &answer, sizeof(answer), 0) == sizeof(answer) && answer.kind == SHM_REJECT && answer.text[0],
-              "case %d: it was not told", what);
+        answered = recv(fd, &answer, sizeof(answer), 0);
+        CHECK(answered == sizeof(answer) && answer.magic == SHM_MESSAGE_MAGIC, "case %d: no answer", what);
+        if (what == GENUINE) {
+            CHECK_OK(status);
+            CHECK_EQ(answer.kind, SHM_WELCOME);
+            CHECK(memcmp(answer.proof, address.token, sizeof(answer.proof)) == 0, "the welcome proves nothing");
+        } else {
+            CHECK(status == UCCL_EP_E_REGISTRATION || (what == NOT_WRITABLE && status == UCCL_EP_E_SYSTEM),
+                  "case %d: %d %s", what, status, said);
+            CHECK(answer.kind == SHM_REJECT && answer.text[0], "case %d: it was not told", what);
+        }
+    next:
         close(fd);
         close(memory);
         close(pipes[0]);
@@ -369,6 +401,23 @@ static void forked_child(void) {
     for (unsigned i = 0; i < 2; i++) rank_close(&ranks[i]);
 }
 
+/* The end of one peer says nothing about those before. */
+static void each_end_once(void) {
+    static rank ranks[3];
+    static papers all[3];
+    mesh_open(ranks, 3, all, 64 * KIB, 64);
+    for (uint32_t i = 2; i > 0; i--) {
+        rank_close(&ranks[i]);
+        uccl_ep_event events[4];
+        for (unsigned e = 0; e < 2; e++) {
+            UNTIL(table->events(ranks[0].endpoint[e], events, 4) == 1, "the end of rank %u", i);
+            CHECK_EQ(events[0].peer, i);
+            CHECK_EQ(table->events(ranks[0].endpoint[e], events, 4), 0);
+        }
+    }
+    rank_close(&ranks[0]);
+}
+
 /* A peer that comes back as a new process has a new address; the old connection is replaced. */
 static void new_incarnation(void) {
     static rank ranks[2];
@@ -398,7 +447,8 @@ static void new_incarnation(void) {
 
 int main(int argc, char **argv) {
     static const shm_test tests[] = {
-        {"strangers at the door", strangers}, {"forged memory", forged_memory}, {"deaths", deaths},
-        {"all are killed", nothing_remains},  {"forked child", forked_child},   {"new incarnations", new_incarnation}};
+        {"strangers at the door", strangers}, {"forged memory", forged_memory},         {"deaths", deaths},
+        {"all are killed", nothing_remains},  {"each end is told once", each_end_once}, {"forked child", forked_child},
+        {"new incarnations", new_incarnation}};
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]), 300);
 }
