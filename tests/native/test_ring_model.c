@@ -11,7 +11,8 @@
  * are commands lost, doubled, torn, overwritten and out of order, data races on payloads, and waits that never end.
  *
  * Then ring.h is broken in each way of the table of mutants, which the explorer must find. Orders of the table that are
- * said to be redundant must survive everything: the table is the proof of which orders ring.h needs, and for whom.
+ * said to be redundant must survive everything. So the table says which orders ring.h needs, and for whom; "not needed"
+ * holds for programs of this length.
  */
 #include "weakmem.h"
 
