@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mutants. Those of the NIC are faults of the mutant backend (csrc/mutation), those of the core its fault points.
+
+All run on a NIC with manners: it is slow, takes parts of batches, has no room at times. What is broken then shows for
+longer than an instant, and a suite that is clean on the same NIC without the fault has been shown to ask for no more
+than the contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Options of the mutant backend.
+SLOW = "lazy=200,partial=30,again=10"
+DISORDER = "lazy=200,again=10,disorder=1"
+FAILING = "lazy=100,fail=10"
+FAILING_DISORDER = "lazy=100,fail=10,disorder=1"
+PROMPT = ""
+
+# Clauses that say that something ends: there a wait that does not end in time is the finding.
+ABOUT_HANGING = frozenset({"PRG-1", "PRG-2", "PRG-3", "ERR-1", "ERR-5", "ABT-1", "QUI-3"})
+
+
+@dataclass(frozen=True)
+class Mutant:
+    place: str  # "nic" or "core"
+    fault: str  # its name there
+    clause: str
+    what: str
+    nic: str = SLOW
+    first: tuple[str, ...] = ()  # cases to begin with: saves time, decides nothing
+    time_scale: float = 1.0  # of deadlines; less where the finding is that something takes for ever
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}.{self.fault}"
+
+
+def _nic(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
+    return Mutant("nic", fault, clause, what, nic, first, time_scale)
+
+
+def _core(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
+    return Mutant("core", fault, clause, what, nic, first, time_scale)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _nic("stale_source", "PUB-1", "reads the source of the next put ahead, before that was posted",
+         "pub1.stores_before_post", nic=PROMPT),
+    _core("post_part_of_batch", "PUB-2", "posts a part of a batch", "pub1.tickets_count_up"),
+    _nic("put_short", "PUT-1", "leaves out the last granule of every 7th put", "put1.sizes"),
+    _nic("put_stray", "PUT-1", "writes one byte too many with every 7th put", "put1.sizes"),
+    _nic("put_torn", "PUT-1", "places the second half of every 3rd put later", "put1.sizes"),
+    _core("drop_split_tail", "PUT-1", "does not send the last piece of a put that it split", "put1.small_operations"),
+    _core("merge_across_gap", "PUT-1", "merges puts whose sources are not adjacent", "put1.neighbours"),
+    _nic("offset_32_bits", "PUT-4", "cuts target offsets to 32 bits", "put4.beyond_4_gib"),
+    _nic("length_16_bits", "PUT-4", "cuts lengths to 16 bits", "put4.largest_command"),
+    _core("wrap_offset_4g", "PUT-4", "cuts target offsets to 32 bits where a put is posted", "put4.beyond_4_gib"),
+    _core("truncate_length", "PUT-4", "cuts lengths to 16 bits where a put is posted", "put4.largest_command"),
+    _nic("self_unordered", "PUT-6", "applies signals to the own rank before earlier puts", "put6.alone"),
+    _nic("late_duplicate", "PUT-7", "places every 5th put again after its completion", "put7.two_epochs_back"),
+    _nic("signal_lost", "SIG-1", "does not apply every 31st signal", "sig1.back_to_back"),
+    _nic("signal_doubled", "SIG-1", "applies every 31st signal twice", "sig1.back_to_back"),
+    _nic("signal_32_bits", "SIG-1", "adds the low 32 bits of a signal", "sig1.exact_sum"),
+    _nic("signal_beside", "SIG-1", "adds every 31st signal to the next word", "sig1.back_to_back"),
+    _core("signal_lost_in_batch", "SIG-1", "drops the second of two signals to one word", "sig1.back_to_back"),
+    _nic("signal_overtakes", "SIG-2", "applies signals before earlier puts", "sig2.chunks_in_order"),
+    _core("signal_before_put", "SIG-2", "submits the signal of a put_signal before its put", "sig2.chunks_in_order"),
+    _core("signal_not_held", "SIG-2", "does not hold a signal back on a NIC without order", "sig2.chunks_in_order",
+          nic=DISORDER),
+    _nic("signal_between", "SIG-3", "applies the signal of a put_signal before its put", "sig3.own_bytes"),
+    _nic("signals_swapped", "SIG-5", "swaps signals that follow each other", "sig5.in_posting_order"),
+    _core("signals_reordered", "SIG-5", "swaps signals of a batch", "sig5.in_posting_order"),
+    _core("wait_consumes", "SIG-6", "takes what a wait waited for out of the word", "sig6.equal_is_enough"),
+    _core("strategy_unchecked", "SIG-7", "takes a strategy whose needs the NIC does not promise", "sig7.strategy",
+          nic=DISORDER),
+    _nic("source_read_late", "QUI-0", "reads the source after the completion", "qui0.source_reuse"),
+    _core("source_at_take", "QUI-0", "reports sources free when commands are taken", "qui0.source_reuse"),
+    _nic("complete_at_submit", "QUI-1", "completes operations before they are executed", "qui1.visible_and_applied"),
+    _core("complete_at_submit", "QUI-1", "reports commands complete when they are submitted",
+          "qui1.visible_and_applied"),
+    _core("quiet_one_channel", "QUI-2", "waits for channel 0 alone in a quiet over all", "qui2.all_channels"),
+    _core("idle_quiet_waits", "QUI-4", "lets a quiet wait although nothing is outstanding", "qui4.nothing_outstanding"),
+    _nic("acknowledged_not_visible", "QUI-5", "completes puts that were acknowledged but are not visible",
+         "qui5.third_rank"),
+    _nic("refused_too_late", "MEM-1", "gives out memory that cannot be had", "mem1.no_address_space"),
+    _core("heap_limit_unchecked", "MEM-1", "takes a heap larger than commands can address", "mem1.heap_too_large"),
+    _nic("other_memory", "MEM-2", "writes also into the memory of another communicator", "mem2.canaries_under_load"),
+    _nic("word_before_bytes", "MEM-3", "applies signals while bytes are on their way", "sig2.seen_at_once"),
+    _nic("doorbell_forgotten", "PRG-1", "lets the last operation wait for the next", "prg1.no_further_call",
+         time_scale=0.2),
+    _nic("completions_stop", "PRG-1", "gives no completion after the 20th", "prg1.counters", time_scale=0.2),
+    _nic("completion_lost", "PRG-1", "does not give every 61st completion", "prg1.counters", nic=DISORDER,
+         time_scale=0.2),
+    _core("starve_last_channel", "PRG-2", "serves the last channel when the others are empty", "prg2.last_channel",
+          time_scale=0.3),
+    _core("overwrite_full_ring", "PRG-3", "lets producers overwrite a full ring", "prg3.two_slots", time_scale=0.3),
+    _core("give_up_unnoticed", "PRG-3", "leaves a channel open whose producer gave up", "prg3.gives_up",
+          time_scale=0.2),
+    _nic("sequence_16_bits", "LIM-1", "takes the operation on which 16 bits wrap for a duplicate",
+         "lim1.operations_16_bits"),
+    _core("parity_of_32_bits", "LIM-1", "counts the laps of a ring in 32 bits", "lim1.tickets_2_32", time_scale=0.3),
+    _core("window_of_16_bits", "LIM-1", "publishes 16 bits of what is complete", "lim1.tickets_2_16", time_scale=0.3),
+    _core("value_not_distance", "LIM-1", "compares signals as plain numbers", "lim1.signal_words"),
+    _core("reserve_race", "THR-1", "reserves tickets in two steps", "thr1.eight_producers", time_scale=0.3),
+    _core("deadline_ignored", "ERR-1", "does not look at deadlines", "err1.deadlines", time_scale=0.3),
+    _nic("failure_hidden", "ERR-2", "completes failed operations as if they had succeeded", "err3.signal_implies_data",
+         nic=FAILING),
+    _core("error_swallowed", "ERR-2", "retires failed commands as if they had succeeded", "err2.record"),
+    _core("record_missing", "ERR-2", "keeps no record of a failure", "err2.record"),
+    _nic("failure_passed", "ERR-3", "executes what is behind a failed operation", "err3.signal_implies_data",
+         nic=FAILING),
+    _core("signal_after_failure", "ERR-3", "sends the signals behind a failed put", "err3.signal_implies_data",
+          nic=FAILING_DISORDER),
+    _core("no_range_check", "ERR-4", "does not compare offsets with the heap", "err4.every_kind"),
+    _core("malformed_kills_all", "ERR-4", "closes the whole channel for one malformed command", "err4.only_this_target"),
+    _nic("loss_hidden", "ERR-5", "does not report a dead peer", "err5.others_unharmed", time_scale=0.3),
+    _nic("loss_spreads", "ERR-5", "reports the loss of one peer as the loss of all", "err5.others_unharmed"),
+    _core("loss_closes_all", "ERR-5", "closes all peers for the loss of one", "err5.others_unharmed"),
+    _nic("old_operations", "ERR-6", "executes operations of the old connection on the new one", nic=FAILING),
+    _core("no_incarnation", "ERR-6", "executes commands to a closed target", "err6.closed_until_reset"),
+    _core("words_kept", "ERR-6", "keeps the sums of signals over a reset", "err6.closed_until_reset"),
+    _core("abort_ignored", "ABT-1", "does not look at the abort in waits", "abt1.final", time_scale=0.3),
+    _core("abi_not_checked", "ABI-1", "takes a backend of any ABI", "abi1.other_version"),
+)  # fmt: skip
+
+
+def by_name(name: str) -> list[Mutant]:
+    """The mutants of a name, with or without its place."""
+    return [m for m in MUTANTS if name in (m.name, m.fault)]

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the mutants: each on every seed until a case kills it, then those cases on the same NIC without the fault.
+
+A mutant is killed if on every seed an assertion of a case that cites its clause failed, and that case is clean on the
+unbroken NIC and core with the same disturbance and seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..paths import library_dir, mutation_dir
+from .registry import ABOUT_HANGING, Mutant
+from .worker import Job
+
+SCHEMA = "uccl_ep.mutants/1"
+FAULT_POINTS = "UCCL_EP_FAULT_POINTS"
+# Nothing here takes so long; a case has a deadline of its own.
+WORKER_SECONDS = 900.0
+
+
+class MutantsError(Exception):
+    """The run cannot go on: something is not installed, or a worker broke. One line for a person."""
+
+
+@dataclass
+class Kill:
+    seed: int
+    case: str
+    asserted: str  # the clause that the failing assertion cites
+    message: str
+    clean: bool = False  # the baseline
+
+
+@dataclass
+class Verdict:
+    mutant: Mutant
+    seeds: tuple[int, ...]
+    kills: list[Kill] = field(default_factory=list)
+    others: dict[str, int] = field(default_factory=dict)  # how cases ended that did not kill
+    seconds: float = 0.0
+    problem: str = ""
+
+    @property
+    def killed(self) -> bool:
+        return not self.problem and {k.seed for k in self.kills if k.clean} == set(self.seeds)
+
+    @property
+    def by(self) -> list[str]:
+        return sorted({k.case for k in self.kills})
+
+    @property
+    def why_not(self) -> str:
+        if self.problem:
+            return self.problem
+        missing = sorted(set(self.seeds) - {k.seed for k in self.kills})
+        if missing:
+            ended = ", ".join(f"{n} {status}" for status, n in sorted(self.others.items())) or "no case"
+            return f"survived on seed {', '.join(map(str, missing))} ({ended})"
+        dirty = [f"{k.case} on seed {k.seed}" for k in self.kills if not k.clean]
+        return f"not clean without the fault: {', '.join(dirty)}" if dirty else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.mutant.name, "clause": self.mutant.clause, "killed": self.killed, "by": self.by,
+            "what": self.mutant.what, "nic": self.mutant.nic, "seeds": list(self.seeds), "seconds": round(self.seconds, 2),
+            "kills": [asdict(k) for k in self.kills], "why_not": self.why_not,
+        }  # fmt: skip
+
+
+@dataclass
+class Result:
+    verdicts: list[Verdict]
+    seconds: float = 0.0
+
+    @property
+    def score(self) -> float:
+        return sum(v.killed for v in self.verdicts) / len(self.verdicts)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "mutants": [v.as_dict() for v in self.verdicts], "score": self.score,
+                "seconds": round(self.seconds, 1)}  # fmt: skip
+
+
+# What is told while it runs: the stage, how much of it is done, how much there is, and the mutant that was finished.
+Progress = Callable[[str, int, int, Verdict | None], None]
+
+
+class _Workers:
+    """Processes at work; ended, all of them, when this is left."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            for process in self._running:
+                # Its ranks are in groups of their own and die with it.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def run(self, job: Job, fault_point: str | None) -> Iterator[dict[str, Any]]:
+        """What the worker says. `fault_point`: run the mutation core, with that point on; "" leaves all off."""
+        environment = {k: v for k, v in os.environ.items() if k != FAULT_POINTS}
+        if fault_point is not None:
+            paths = [str(mutation_dir()), environment.get("LD_LIBRARY_PATH", "")]
+            environment["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
+            if fault_point:
+                environment[FAULT_POINTS] = fault_point
+        # Not from the current folder, which may be a source tree.
+        command = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executable]
+        process = subprocess.Popen(
+            [*command, "-m", "uccl_ep.mutants.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+        with self._lock:
+            self._running.add(process)
+        try:
+            out, err = process.communicate(json.dumps(asdict(job)), timeout=WORKER_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise MutantsError(f"a worker did not end within {WORKER_SECONDS:g} s: {job.nic}, {job.clause}") from None
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        if process.returncode:
+            last = err.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+            raise MutantsError(f"a worker broke ({job.nic or 'no disturbance'}, fault point {fault_point!r}): {last[0]}")
+        for line in out.splitlines():
+            yield json.loads(line)
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What a mutant and its baseline have in common."""
+
+    nic: str
+    core: bool  # the mutation core
+    time_scale: float
+
+    @staticmethod
+    def of(mutant: Mutant) -> _Surroundings:
+        return _Surroundings(mutant.nic, mutant.place == "core", mutant.time_scale)
+
+
+def _check_installed() -> None:
+    for path in (library_dir() / "libuccl_ep_backend_mutant.so", mutation_dir() / "libuccl_ep.so.0"):
+        if not path.is_file():
+            raise MutantsError(f"{path} is missing: install uccl_ep with its mutation libraries (pip install uccl_ep)")
+
+
+def run(mutants: Sequence[Mutant], seeds: Sequence[int], *, jobs: int, progress: Progress) -> Result:
+    """Raises MutantsError if the run cannot be made; a mutant that survives is a result."""
+    import time
+
+    _check_installed()
+    began = time.monotonic()
+    verdicts = {m.name: Verdict(m, tuple(seeds)) for m in mutants}
+    with _Workers() as workers, ThreadPoolExecutor(jobs) as pool:
+        nics = _look(workers, pool, sorted({m.nic for m in mutants}), seeds[0])
+
+        def hunt(mutant: Mutant) -> Verdict:
+            verdict = verdicts[mutant.name]
+            start = time.monotonic()
+            _hunt(workers, verdict, nics[mutant.nic])
+            verdict.seconds = time.monotonic() - start
+            return verdict
+
+        for i, verdict in enumerate(pool.map(hunt, mutants), 1):
+            progress("mutants", i, len(mutants), verdict)
+        _baselines(workers, pool, list(verdicts.values()), nics, jobs, progress)
+    return Result(list(verdicts.values()), time.monotonic() - began)
+
+
+def _look(
+    workers: _Workers, pool: ThreadPoolExecutor, nics: Sequence[str], seed: int
+) -> dict[str, tuple[dict[str, Any], str]]:
+    """Promises and strategy of each unbroken NIC: what cases may ask for must not depend on what is broken."""
+
+    def look(nic: str) -> tuple[dict[str, Any], str]:
+        (found,) = workers.run(Job(nic, (seed,)), None)
+        return found["capabilities"], found["strategy"]
+
+    return dict(zip(nics, pool.map(look, nics), strict=True))
+
+
+def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) -> None:
+    mutant = verdict.mutant
+    broken = ",".join(filter(None, (mutant.nic, f"fault={mutant.fault}"))) if mutant.place == "nic" else mutant.nic
+    job = Job(
+        broken, verdict.seeds, mutant.clause, mutant.first, hanging=mutant.clause in ABOUT_HANGING,
+        time_scale=mutant.time_scale, capabilities=nic[0], strategy=nic[1],
+    )  # fmt: skip
+    try:
+        for line in workers.run(job, mutant.fault if mutant.place == "core" else None):
+            if line["killed"]:
+                verdict.kills.append(Kill(line["seed"], line["case"], line["asserted"], line["message"]))
+            else:
+                verdict.others[line["status"]] = verdict.others.get(line["status"], 0) + 1
+    except MutantsError as error:
+        verdict.problem = str(error)
+
+
+def _baselines(
+    workers: _Workers, pool: ThreadPoolExecutor, verdicts: Sequence[Verdict],
+    nics: dict[str, tuple[dict[str, Any], str]], jobs: int, progress: Progress,
+) -> None:  # fmt: skip
+    """Each case that killed, once for all mutants with the same surroundings, without any fault."""
+    wanted: dict[_Surroundings, dict[tuple[str, int], list[Kill]]] = {}
+    for verdict in verdicts:
+        for kill in verdict.kills:
+            runs = wanted.setdefault(_Surroundings.of(verdict.mutant), {})
+            runs.setdefault((kill.case, kill.seed), []).append(kill)
+    # In parts, so that none of the jobs is left with most of the work.
+    parts = [
+        (where, keys[at : at + 12])
+        for where, runs in wanted.items()
+        for keys in [sorted(runs)]
+        for at in range(0, len(keys), 12)
+    ]
+    total = sum(len(keys) for _, keys in parts)
+
+    def check(part: tuple[_Surroundings, list[tuple[str, int]]]) -> int:
+        where, keys = part
+        capabilities, strategy = nics[where.nic]
+        seeds = tuple(sorted({seed for _, seed in keys}))
+        job = Job(where.nic, seeds, cases=tuple(keys), time_scale=where.time_scale, capabilities=capabilities,
+                  strategy=strategy)  # fmt: skip
+        for line in workers.run(job, "" if where.core else None):
+            for kill in wanted[where][line["case"], line["seed"]]:
+                kill.clean = line["status"] == "pass"
+        return len(keys)
+
+    done = 0
+    for n in pool.map(check, parts):
+        done += n
+        progress("baselines", done, total, None)
