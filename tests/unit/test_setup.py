@@ -30,19 +30,21 @@ TOOLS = [
 ]
 
 
-def setup(goal: str, checkout: Path, folder: Path, *without: str) -> subprocess.CompletedProcess[str]:
-    """Run it as somebody who is not root, with only these programs on PATH."""
+NOBODY = {"id": "echo 1000", "sudo": "exit 1", "apt-get": "echo must not be called >&2; exit 99"}
+ROOT = {"id": "echo 0", "env": 'shift; exec "$@"', "apt-get": 'echo "apt-get $*"'}
+
+
+def setup(
+    goal: str, checkout: Path, folder: Path, *without: str, who: dict[str, str] = NOBODY
+) -> subprocess.CompletedProcess[str]:
+    """Run it as somebody, with only these programs on PATH."""
     programs = folder / "bin"
     programs.mkdir()
     for name in TOOLS:
         found = shutil.which(name)
         if found is not None and name not in without:
             (programs / name).symlink_to(found)
-    for name, answer in {
-        "id": "echo 1000",
-        "sudo": "exit 1",
-        "apt-get": "echo must not be called >&2; exit 99",
-    }.items():
+    for name, answer in who.items():
         (programs / name).write_text(f"#!/bin/sh\n{answer}\n")
         (programs / name).chmod(0o755)
     shutil.copytree(checkout / "tools", folder / "tools")
@@ -64,6 +66,15 @@ def test_without_root_it_names_the_lanes_that_are_left_out(checkout: Path, tmp_p
     assert "gcc-aarch64-linux-gnu: without it, the aarch64 lane is missing" in done.stdout
     assert "qemu-user" in done.stdout
     assert "must not be called" not in done.stderr
+
+
+def test_as_root_it_says_what_it_installs_and_installs_that(checkout: Path, tmp_path: Path) -> None:
+    done = setup("test", checkout, tmp_path, who=ROOT)
+    assert done.returncode == 0, done.stderr
+    said = next(line for line in done.stdout.splitlines() if line.startswith("setup: installing"))
+    packages = said.split(": ")[-1].split()
+    assert {"gcc-aarch64-linux-gnu", "qemu-user"} <= set(packages)
+    assert f"apt-get -q install -y --no-install-recommends {' '.join(packages)}" in done.stdout
 
 
 def test_to_run_nothing_of_that_is_needed(checkout: Path, tmp_path: Path) -> None:
