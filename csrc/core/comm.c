@@ -2,8 +2,8 @@
  *
  * comm.c: a communicator from create to destroy.
  *
- * create is a sequence of collective steps (exchange.c): open and register, connect, import, start. A rank on which a step failed still goes
- * to the end of that step, so that all ranks leave together, each with the reason.
+ * create is a sequence of collective steps (exchange.c): open and register, connect, import, start. A rank on which a
+ * step failed still goes to the end of that step, so that all ranks leave together, each with the reason.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,8 @@
 
 #include "internal.h"
 
-/* ------------------------------------------------------------------------------------------------- what ranks tell each other */
+/* ------------------------------------------------------------------------------------------------- what ranks tell
+ * each other */
 
 /* Step 1: do we want the same thing, and what does each NIC promise? */
 typedef struct hello {
@@ -36,8 +37,9 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
         return fail_local(UCCL_EP_E_BOOTSTRAP, "", "rank %u has %s %llu and rank %u has %llu: all ranks must agree",   \
                           my_rank, what, (unsigned long long)mine->field, rank, (unsigned long long)other->field);
     if (strncmp(mine->backend, other->backend, sizeof mine->backend))
-        return fail_local(UCCL_EP_E_BOOTSTRAP, "", "rank %u uses the backend %.64s and rank %u %.64s: all ranks must agree",
-                          my_rank, mine->backend, rank, other->backend);
+        return fail_local(UCCL_EP_E_BOOTSTRAP, "",
+                          "rank %u uses the backend %.64s and rank %u %.64s: all ranks must agree", my_rank,
+                          mine->backend, rank, other->backend);
     SAME(heap_bytes, "heap_bytes")
     SAME(signals, "signals")
     SAME(channels, "channels")
@@ -48,7 +50,9 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
     return UCCL_EP_OK;
 }
 
-static uint64_t smaller_of(uint64_t a, uint64_t b) { return !a ? b : !b ? a : a < b ? a : b; }
+static uint64_t smaller_of(uint64_t a, uint64_t b) {
+    return !a ? b : !b ? a : a < b ? a : b;
+}
 
 /* The promises that hold on both ends. A duty (IMM_NEEDS_RECEIVE) holds if either end has it. */
 static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
@@ -60,7 +64,8 @@ static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
     w->max_message_bytes = smaller_of(w->max_message_bytes, other->max_message_bytes);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------- memory */
+/* ---------------------------------------------------------------------------------------------------------------------
+ * memory */
 
 static uint64_t page_up(uint64_t bytes) {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -69,10 +74,22 @@ static uint64_t page_up(uint64_t bytes) {
 
 static uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const char *clause, const char *what) {
     const char *why = host_fail_text();
-    fail_local(status, clause, "%s: %s failed: %.180s", comm->backend->name, what,
-               why[0] ? why : uccl_ep_status_text(status));
+    const uccl_ep_status checked = checked_status(status);
+    if (checked != status)
+        fail_local(checked, clause, "%s: %s gave %d (%s), which is no error: report it to the backend's author",
+                   comm->backend->name, what, status, uccl_ep_status_name(status));
+    else
+        fail_local(status, clause, "%s: %s failed: %.180s", comm->backend->name, what,
+                   why[0] ? why : uccl_ep_status_text(status));
+    last_error_slot()->vendor_code = host_fail_code();
     snprintf(last_error_slot()->nic, sizeof last_error_slot()->nic, "%s", comm->device_info.name);
-    return status;
+    return checked;
+}
+
+/* It said OK and gave nothing, or nothing of use. */
+static uccl_ep_status backend_gave(const uccl_ep_comm *comm, const char *what) {
+    return fail_local(UCCL_EP_E_BACKEND, "", "%s said OK and gave %s: report it to the backend's author",
+                      comm->backend->name, what);
 }
 
 static uccl_ep_status allocate(uccl_ep_comm *comm, uint64_t bytes, void **base) {
@@ -84,17 +101,25 @@ static uccl_ep_status allocate(uccl_ep_comm *comm, uint64_t bytes, void **base) 
     host_fail_clear();
     if (comm->caps.flags & UCCL_EP_CAP_OWN_MEMORY && comm->backend->memory_alloc) {
         const uccl_ep_status status = comm->backend->memory_alloc(comm->device, bytes, flags, base);
-        return status == UCCL_EP_OK ? status : backend_failed(comm, status, "MEM-1", "allocating memory");
+        if (status != UCCL_EP_OK) {
+            *base = NULL;
+            return backend_failed(comm, status, "MEM-1", "allocating memory");
+        }
+        if (*base && (uintptr_t)*base % (uintptr_t)sysconf(_SC_PAGESIZE) == 0) return UCCL_EP_OK;
+        *base = NULL;
+        return backend_gave(comm, "no memory that starts at a page");
     }
     void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED)
-        return fail_local(UCCL_EP_E_NO_MEMORY, "MEM-1",
-                          "mmap of %llu bytes failed: ask for a smaller heap, or raise the limit of address space (ulimit -v)",
-                          (unsigned long long)bytes);
+        return fail_local(
+            UCCL_EP_E_NO_MEMORY, "MEM-1",
+            "mmap of %llu bytes failed: ask for a smaller heap, or raise the limit of address space (ulimit -v)",
+            (unsigned long long)bytes);
     if (flags & UCCL_EP_ALLOC_LOCK && mlock(mapped, bytes)) {
         munmap(mapped, bytes);
         return fail_local(UCCL_EP_E_NO_MEMORY, "MEM-1",
-                          "%llu bytes cannot be locked: raise the limit of locked memory (ulimit -l)", (unsigned long long)bytes);
+                          "%llu bytes cannot be locked: raise the limit of locked memory (ulimit -l)",
+                          (unsigned long long)bytes);
     }
     *base = mapped;
     return UCCL_EP_OK;
@@ -119,7 +144,8 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
     }
     if (comm->caps.max_region_bytes && bytes > comm->caps.max_region_bytes)
         return fail_local(UCCL_EP_E_REGISTRATION, "MEM-1", "a region of %llu bytes: %s registers at most %llu",
-                          (unsigned long long)bytes, comm->device_info.name, (unsigned long long)comm->caps.max_region_bytes);
+                          (unsigned long long)bytes, comm->device_info.name,
+                          (unsigned long long)comm->caps.max_region_bytes);
     host_fail_clear();
     const uccl_ep_status status = comm->backend->region_register(comm->device, region, &memory);
     if (status != UCCL_EP_OK)
@@ -129,7 +155,8 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
     return UCCL_EP_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- rings and proxies */
+/* ---------------------------------------------------------------------------------------------------------- rings and
+ * proxies */
 
 static void *zeroed(size_t bytes) {
     void *memory = NULL;
@@ -150,7 +177,8 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
     p->channels = channels_of(comm, index);
     p->size = comm->size;
     p->ring_log2 = config->ring_log2;
-    /* Twice the ring, so that a stalled target can hold a ring's worth and the others still flow; in cache, so not more. */
+    /* Twice the ring, so that a stalled target can hold a ring's worth and the others still flow; in cache, so not
+     * more. */
     p->window_log2 = config->ring_log2 + 1 < 6 ? 6 : config->ring_log2 + 1 > 12 ? 12 : config->ring_log2 + 1;
     p->channel = zeroed(p->channels * sizeof *p->channel);
     p->entries = zeroed(((size_t)p->channels << p->window_log2) * sizeof *p->entries);
@@ -172,12 +200,14 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
         c->counters = &comm->counters[first_counter + i];
         c->producer = zeroed(sizeof *c->producer);
         c->slots = zeroed(sizeof *c->slots << config->ring_log2);
-        if (!c->producer || !c->slots) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the ring of a channel");
+        if (!c->producer || !c->slots)
+            return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the ring of a channel");
         const uint64_t first = config->first_ticket;
         uccl_ep_ring_format(c->slots, config->ring_log2, first);
         c->taken = c->source = c->complete = first;
         c->producer->head = c->producer->tail_cache = first;
-        *c->counters = (uccl_ep_ring_counters){.tail = first, .source = first, .complete = first, .failed = UCCL_EP_NO_TICKET};
+        *c->counters =
+            (uccl_ep_ring_counters){.tail = first, .source = first, .complete = first, .failed = UCCL_EP_NO_TICKET};
         comm->channel_of[c->index] = c;
         comm->rings[c->index] = (uccl_ep_ring){.codec_version = UCCL_EP_CODEC_VERSION,
                                                .log2_slots = config->ring_log2,
@@ -198,7 +228,8 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_c
     p->max_inflight = config->max_inflight;
     p->max_inflight_bytes = config->max_inflight_bytes;
     p->max_message_bytes = config->max_message_bytes;
-    p->max_batch = comm->caps.max_batch && comm->caps.max_batch < BATCH_OPERATIONS ? comm->caps.max_batch : BATCH_OPERATIONS;
+    p->max_batch =
+        comm->caps.max_batch && comm->caps.max_batch < BATCH_OPERATIONS ? comm->caps.max_batch : BATCH_OPERATIONS;
     p->heap_bytes = config->heap_bytes;
     p->signals = config->signals;
     p->hold = comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD;
@@ -206,9 +237,10 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_c
     p->error_stops = agreed->flags & UCCL_EP_CAP_ERROR_STOPS;
     p->in_order = agreed->flags & UCCL_EP_CAP_COMPLETES_IN_ORDER && p->error_stops;
     p->unsignalled = p->in_order && agreed->flags & UCCL_EP_CAP_UNSIGNALLED;
-    /* What no completion covers yet, when a NIC took a part of a batch, holds room until more is submitted: over all peers at
-     * most a quarter of every limit, so that there is always room for that more. */
-    uint32_t every = p->max_inflight_peer < p->max_inflight / p->size ? p->max_inflight_peer : p->max_inflight / p->size;
+    /* What no completion covers yet, when a NIC took a part of a batch, holds room until more is submitted: over all
+     * peers at most a quarter of every limit, so that there is always room for that more. */
+    uint32_t every =
+        p->max_inflight_peer < p->max_inflight / p->size ? p->max_inflight_peer : p->max_inflight / p->size;
     every /= 4;
     p->signal_every = every < 1 ? 1 : every > 32 ? 32 : every;
     p->signalled_bytes = p->max_inflight_bytes / 4 / p->size / p->signal_every;
@@ -224,10 +256,15 @@ static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
                                             .max_message_bytes_used = comm->config.max_message_bytes};
     host_fail_clear();
     const uccl_ep_status status = comm->backend->endpoint_open(comm->device, &config, &p->endpoint);
-    return status == UCCL_EP_OK ? status : backend_failed(comm, status, "", "opening an endpoint");
+    if (status != UCCL_EP_OK) {
+        p->endpoint = NULL;
+        return backend_failed(comm, status, "", "opening an endpoint");
+    }
+    return p->endpoint ? UCCL_EP_OK : backend_gave(comm, "no endpoint");
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ connecting */
+/* ------------------------------------------------------------------------------------------------------------------
+ * connecting */
 
 uccl_ep_status endpoint_blob(uccl_ep_comm *comm, struct proxy *p, void *out) {
     blob *b = out;
@@ -240,9 +277,15 @@ uccl_ep_status endpoint_blob(uccl_ep_comm *comm, struct proxy *p, void *out) {
     return UCCL_EP_OK;
 }
 
-size_t blob_size(void) { return sizeof(blob); }
+size_t blob_size(void) {
+    return sizeof(blob);
+}
 
-/* Connect every endpoint to the peers in `wanted`, all of them at once, within the bootstrap deadline. */
+/*
+ * Connect every endpoint to the peers in `wanted`, all of them at once. Within most of the bootstrap timeout: those who
+ * are connected wait that long in the next exchange, and are to be told who could not, not to run out of patience
+ * first.
+ */
 uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bool *wanted) {
     const uccl_ep_backend *backend = comm->backend;
     const uint32_t proxies = comm->config.proxies;
@@ -259,13 +302,13 @@ uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bo
             if (b->bytes > sizeof b->data)
                 status = fail_local(UCCL_EP_E_BOOTSTRAP, "", "the address of rank %u is not one", target);
             else if ((status = backend->connect(comm->proxies[i].endpoint, target, b->data, b->bytes)) != UCCL_EP_OK)
-                backend_failed(comm, status, "ERR-1", "connecting");
+                status = backend_failed(comm, status, "ERR-1", "connecting");
             else
                 waiting[(size_t)target * proxies + i] = true, left++;
             if (status != UCCL_EP_OK) last_error_slot()->peer = target;
         }
     }
-    const uint64_t deadline = deadline_of(comm, comm->config.bootstrap_timeout_ns);
+    const uint64_t deadline = deadline_of(comm, comm->config.bootstrap_timeout_ns / 4 * 3);
     backoff b = {.turns = 0};
     while (left && status == UCCL_EP_OK) {
         const size_t before = left;
@@ -303,7 +346,9 @@ uccl_ep_status region_blobs(uccl_ep_comm *comm, void *out) {
     return UCCL_EP_OK;
 }
 
-size_t region_blobs_size(void) { return USED_REGIONS * sizeof(blob); }
+size_t region_blobs_size(void) {
+    return USED_REGIONS * sizeof(blob);
+}
 
 uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *wanted) {
     const blob *all = blobs; /* [size][USED_REGIONS] */
@@ -315,7 +360,7 @@ uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *w
             if (b->bytes <= sizeof b->data)
                 status = comm->backend->region_import(comm->device, target, used_regions[i], b->data, b->bytes);
             if (status == UCCL_EP_OK) continue;
-            backend_failed(comm, status, "MEM-1", "reaching the memory of a peer");
+            status = backend_failed(comm, status, "MEM-1", "reaching the memory of a peer");
             last_error_slot()->peer = target;
             return status;
         }
@@ -323,7 +368,8 @@ uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *w
     return UCCL_EP_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- create */
+/* ----------------------------------------------------------------------------------------------------------------------
+ * create */
 
 static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap) {
     uccl_ep_status status = config_fill(comm, config, bootstrap);
@@ -335,11 +381,15 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     comm->caps.size = sizeof comm->caps;
     host_fail_clear();
     status = comm->backend->device_open(&comm->host, c->device, c->backend_options, &comm->device, &comm->caps);
-    if (status != UCCL_EP_OK) return backend_failed(comm, status, "MEM-1", "opening the NIC");
+    if (status != UCCL_EP_OK) {
+        comm->device = NULL;
+        return backend_failed(comm, status, "MEM-1", "opening the NIC");
+    }
+    if (!comm->device) return backend_gave(comm, "no device");
     /* Who it is, for records and scorecards: the device of that name, or the first one. */
     for (uint32_t i = 0; i < 1024; i++) {
-        uccl_ep_device_info info = {.size = sizeof info, .caps.size = sizeof info.caps};
-        if (comm->backend->query(&comm->host, i, &info) != UCCL_EP_OK) break;
+        uccl_ep_device_info info;
+        if (device_query(comm->backend, &comm->host, i, &info) != UCCL_EP_OK) break;
         if (c->device ? strncmp(info.name, c->device, sizeof info.name) : info.unusable[0]) continue;
         comm->device_info = info;
         break;
@@ -349,9 +399,15 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     if (comm->caps.max_peers && comm->size > comm->caps.max_peers)
         return fail_local(UCCL_EP_E_CAPABILITY, "", "%u ranks, and an endpoint of %s reaches %u", comm->size,
                           comm->device_info.name, comm->caps.max_peers);
+    if (comm->caps.write_alignment > c->granularity)
+        return fail_local(UCCL_EP_E_CAPABILITY, "PUT-4",
+                          "%s writes at multiples of %u bytes, and commands come at a granularity of %u%s",
+                          comm->device_info.name, comm->caps.write_alignment, c->granularity,
+                          comm->caps.write_alignment <= UCCL_EP_GRANULARITY_COARSE ? ": take granularity 16"
+                                                                                   : ": it cannot be used");
     if (comm->caps.max_endpoints && c->proxies > comm->caps.max_endpoints)
-        return fail_local(UCCL_EP_E_CAPABILITY, "", "%u proxies, and %s has %u endpoints", c->proxies, comm->device_info.name,
-                          comm->caps.max_endpoints);
+        return fail_local(UCCL_EP_E_CAPABILITY, "", "%u proxies, and %s has %u endpoints", c->proxies,
+                          comm->device_info.name, comm->caps.max_endpoints);
 
     c->heap_bytes = page_up(c->heap_bytes);
     comm->signal_bytes = page_up((uint64_t)c->signals * sizeof(uint64_t));
@@ -378,7 +434,8 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     comm->excluded = zeroed(words64 * sizeof *comm->excluded);
     if (!comm->rings || !comm->channel_of || !comm->counters || !comm->proxies || !comm->closures || !comm->records ||
         !comm->lost || !comm->departed || !comm->excluded)
-        return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for %u channels and %u ranks", comm->channels, comm->size);
+        return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for %u channels and %u ranks", comm->channels,
+                          comm->size);
     uint32_t counter = 0;
     for (uint32_t i = 0; i < c->proxies; i++) {
         if ((status = make_proxy(comm, i, counter)) != UCCL_EP_OK) return status;
@@ -461,7 +518,8 @@ uccl_ep_status start_proxies(uccl_ep_comm *comm) {
         atomic_store(&p->stop, false);
         const int error = pthread_create(&p->thread, NULL, proxy_main, p);
         if (error)
-            return fail_local(UCCL_EP_E_SYSTEM, "", "the thread of proxy %u cannot be made (errno %d): see ulimit -u", i, error);
+            return fail_local(UCCL_EP_E_SYSTEM, "", "the thread of proxy %u cannot be made (errno %d): see ulimit -u",
+                              i, error);
         p->thread_runs = true;
     }
     return UCCL_EP_OK;
@@ -469,7 +527,8 @@ uccl_ep_status start_proxies(uccl_ep_comm *comm) {
 
 void stop_proxies(uccl_ep_comm *comm) {
     if (!comm->proxies) return;
-    for (uint32_t i = 0; i < comm->config.proxies; i++) atomic_store_explicit(&comm->proxies[i].stop, true, memory_order_release);
+    for (uint32_t i = 0; i < comm->config.proxies; i++)
+        atomic_store_explicit(&comm->proxies[i].stop, true, memory_order_release);
     for (uint32_t i = 0; i < comm->config.proxies; i++) {
         if (!comm->proxies[i].thread_runs) continue;
         pthread_join(comm->proxies[i].thread, NULL);
@@ -515,7 +574,8 @@ static void free_all(uccl_ep_comm *comm) {
     free(comm);
 }
 
-uccl_ep_status uccl_ep_comm_create(const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap, uccl_ep_comm **out) {
+uccl_ep_status uccl_ep_comm_create(const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap,
+                                   uccl_ep_comm **out) {
     if (!out) return fail_local(UCCL_EP_E_INVALID, "", "the address of a handle is required");
     *out = NULL;
     if (!bootstrap || bootstrap->size_of_struct < sizeof *bootstrap || !bootstrap->allgather || !bootstrap->size)

@@ -2,16 +2,17 @@
  *
  * internal.h: the core's data structures.
  *
- * A communicator owns channels and proxies. A proxy is one thread with one endpoint of the NIC and up to 64 channels. A command
- * that was taken from a ring lives in an *entry* until it is retired:
+ * A communicator owns channels and proxies. A proxy is one thread with one endpoint of the NIC and up to 64 channels. A
+ * command that was taken from a ring lives in an *entry* until it is retired:
  *
  *   ring --take--> entry (window of its channel) --append--> order list of (proxy, peer) --issue--> NIC
  *                                                            head: oldest not retired; issue: next to be submitted
- *   NIC --completion--> the list's head is popped while it is complete --> window slot done --> counters advance in order
+ *   NIC --completion--> the list's head is popped while it is complete --> window slot done --> counters advance in
+ * order
  *
- * The list keeps all that a proxy has for one peer in posting order: it is the submission order, the order in which a NIC with
- * cumulative completions retires, and for sender hold the answer to "is everything before this signal complete?". So the
- * state of a peer is one cache line, whatever the number of channels.
+ * The list keeps all that a proxy has for one peer in posting order: it is the submission order, the order in which a
+ * NIC with cumulative completions retires, and for sender hold the answer to "is everything before this signal
+ * complete?". So the state of a peer is one cache line, whatever the number of channels.
  */
 #ifndef UCCL_EP_CORE_INTERNAL_H
 #define UCCL_EP_CORE_INTERNAL_H
@@ -26,7 +27,8 @@
 #include "uccl_ep/uccl_ep.h"
 
 /* Assertions guard invariants of our own and stay on in every build. */
-#define UCCL_EP_ASSERT(condition) (__builtin_expect(!(condition), 0) ? uccl_ep_assert_failed(#condition, __FILE__, __LINE__) : (void)0)
+#define UCCL_EP_ASSERT(condition)                                                                                      \
+    (__builtin_expect(!(condition), 0) ? uccl_ep_assert_failed(#condition, __FILE__, __LINE__) : (void)0)
 _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, int line);
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -49,20 +51,21 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
 #define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */
 
-/* --------------------------------------------------------------------------------------------------------------- entries */
+/* ---------------------------------------------------------------------------------------------------------------
+ * entries */
 
 enum stage {
     STAGE_FREE = 0,
-    STAGE_QUEUED,      /* nothing or a part of the put has been submitted */
-    STAGE_SIGNAL_DUE,  /* the put is submitted, the signal comes next */
-    STAGE_HELD,        /* the put is submitted, the signal waits for all before it */
-    STAGE_ISSUED,      /* all is submitted */
-    STAGE_RETIRED      /* off the list: complete or failed */
+    STAGE_QUEUED,     /* nothing or a part of the put has been submitted */
+    STAGE_SIGNAL_DUE, /* the put is submitted, the signal comes next */
+    STAGE_HELD,       /* the put is submitted, the signal waits for all before it */
+    STAGE_ISSUED,     /* all is submitted */
+    STAGE_RETIRED     /* off the list: complete or failed */
 };
 
 struct entry {
     uint64_t local, remote, add;
-    uint32_t next;        /* in the order list of its peer */
+    uint32_t next; /* in the order list of its peer */
     uint32_t bytes;
     uint32_t bytes_issued;
     uint32_t slot;
@@ -71,7 +74,7 @@ struct entry {
     uint16_t outstanding; /* other NICs: operations without completion */
     uint16_t group;       /* other NICs: entries that the operation of this one carries, itself first */
     uint16_t target;
-    uint8_t channel;      /* of the proxy */
+    uint8_t channel; /* of the proxy */
     uint8_t op;
     uint8_t stage;
     uint8_t source_done;
@@ -81,7 +84,8 @@ struct entry {
 };
 _Static_assert(sizeof(struct entry) == 64, "an entry is one cache line");
 
-/* ----------------------------------------------------------------------------------------------------------------- peers */
+/* -----------------------------------------------------------------------------------------------------------------
+ * peers */
 
 enum peer_state {
     PEER_UP = 0,
@@ -93,39 +97,41 @@ struct peer {
     uint32_t head, issue, tail; /* order list; NONE: empty, or nothing to be submitted */
     uint32_t seq_issued;        /* in-order NICs: sequence of the last operation submitted */
     uint32_t seq_completed;
-    uint32_t inflight;          /* operations submitted and not completed */
-    uint64_t closed;            /* bit c: channel c of the proxy towards this peer */
-    uint64_t progress_ns;       /* when the head last moved, or the list last began */
+    uint32_t inflight;    /* operations submitted and not completed */
+    uint64_t closed;      /* bit c: channel c of the proxy towards this peer */
+    uint64_t progress_ns; /* when the head last moved, or the list last began */
     uint16_t incarnation;
     uint8_t state;
-    uint8_t active;       /* it is in the proxy's list of peers to be served */
-    uint32_t failure;     /* record + 1 of why it is failing */
+    uint8_t active;   /* it is in the proxy's list of peers to be served */
+    uint32_t failure; /* record + 1 of why it is failing */
     uint64_t inflight_bytes;
-    uint8_t limited;      /* our own limits kept it from submitting */
+    uint8_t limited; /* our own limits kept it from submitting */
     uint8_t pad[7];
 };
 _Static_assert(sizeof(struct peer) == 64, "a peer is one cache line (contract: <= 64 bytes a peer and proxy)");
 
-/* -------------------------------------------------------------------------------------------------------------- channels */
+/* --------------------------------------------------------------------------------------------------------------
+ * channels */
 
 struct channel {
     uccl_ep_slot *slots;
     uccl_ep_ring_counters *counters;
     uccl_ep_ring_producer *producer;
-    uint64_t taken;    /* next ticket to be taken */
-    uint64_t source;   /* as published, or about to be */
+    uint64_t taken;  /* next ticket to be taken */
+    uint64_t source; /* as published, or about to be */
     uint64_t complete;
     struct entry *window;
     uint32_t index; /* in the communicator */
     uint32_t granularity;
-    bool closed;              /* not drained any more */
-    uint64_t closed_ticket;   /* lowest ticket that this failed, + 1; under failure_lock */
-    uint32_t closed_record;   /* + 1 */
+    bool closed;            /* not drained any more */
+    uint64_t closed_ticket; /* lowest ticket that this failed, + 1; under failure_lock */
+    uint32_t closed_record; /* + 1 */
     uint64_t bytes, signals;
     _Atomic uint64_t failures;
 };
 
-/* ----------------------------------------------------------------------------------------------------------------- proxy */
+/* -----------------------------------------------------------------------------------------------------------------
+ * proxy */
 
 struct proxy {
     struct uccl_ep_comm *comm;
@@ -136,8 +142,8 @@ struct proxy {
     struct entry *entries;   /* [channels << window_log2] */
     uint32_t window_log2;
     uint32_t ring_log2;
-    struct peer *peers;      /* [size] */
-    uint16_t *active; /* peers with something to submit */
+    struct peer *peers; /* [size] */
+    uint16_t *active;   /* peers with something to submit */
     uint32_t active_count;
     uint32_t drain_first; /* channel that goes first in this pass */
     uint64_t *busy;       /* bitmap of peers with a list */
@@ -164,7 +170,8 @@ struct proxy {
     _Atomic bool stop;
 };
 
-/* ---------------------------------------------------------------------------------------------------------- communicator */
+/* ----------------------------------------------------------------------------------------------------------
+ * communicator */
 
 /* What is known of a closed (channel, target). Written under failure_lock; `closed` is read without it. */
 typedef struct closure {
@@ -191,7 +198,7 @@ typedef struct uccl_ep_comm {
     uint64_t signal_bytes;
     uint32_t channels;
     uccl_ep_ring *rings;             /* [channels] */
-    struct channel **channel_of;            /* [channels] */
+    struct channel **channel_of;     /* [channels] */
     uccl_ep_ring_counters *counters; /* [channels], those of one proxy side by side */
     struct proxy *proxies;
     _Atomic bool aborted;
@@ -207,7 +214,9 @@ typedef struct uccl_ep_comm {
     _Atomic uint64_t *excluded; /* bitmap */
 } uccl_ep_comm;
 
-static inline struct entry *entry_at(const struct proxy *p, uint32_t id) { return &p->entries[id]; }
+static inline struct entry *entry_at(const struct proxy *p, uint32_t id) {
+    return &p->entries[id];
+}
 
 static inline uint64_t ticket_of(const struct channel *c, const struct entry *e) {
     /* An entry is at most a window behind `taken`, so 32 bits tell the whole. */
@@ -218,7 +227,8 @@ static inline bool bitmap_test(_Atomic uint64_t *map, uint32_t bit) {
     return atomic_load_explicit(&map[bit >> 6], memory_order_acquire) >> (bit & 63) & 1;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- modules */
+/* ---------------------------------------------------------------------------------------------------------------
+ * modules */
 
 /* error.c: last errors of threads, records, fork detection */
 uccl_ep_status fail_local(uccl_ep_status status, const char *clause, const char *format, ...)
@@ -227,6 +237,9 @@ void fail_with_record(const uccl_ep_error *record);
 uccl_ep_error *last_error_slot(void);
 uccl_ep_status host_fail(void *context, uccl_ep_status status, int32_t vendor_code, const char *text);
 const char *host_fail_text(void);
+int32_t host_fail_code(void);
+/* The error that a backend returned, if it is one; E_BACKEND for any other number. */
+uccl_ep_status checked_status(uccl_ep_status status);
 void host_fail_clear(void);
 uint32_t current_fork_generation(void);
 uccl_ep_status check_usable(uccl_ep_comm *comm);
@@ -239,6 +252,9 @@ void config_limits(uccl_ep_comm *comm);
 /* loader.c */
 uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend);
 void host_init(uccl_ep_host *host, void *context);
+/* Ask for device `index`. What a backend wrote into the texts ends within them. */
+uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *host, uint32_t index,
+                            uccl_ep_device_info *info);
 
 /* strategy.c */
 uccl_ep_status strategy_choose(uccl_ep_comm *comm, const uccl_ep_caps *weakest);

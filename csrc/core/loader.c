@@ -16,7 +16,9 @@ static uint64_t real_clock(void *context) {
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static uint64_t host_now(void *context) { return context ? comm_now(context) : real_clock(NULL); }
+static uint64_t host_now(void *context) {
+    return context ? comm_now(context) : real_clock(NULL);
+}
 
 static void host_log(void *context, uccl_ep_log_level level, const char *text) {
     const uccl_ep_comm *comm = context;
@@ -74,12 +76,11 @@ uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend) {
     /* The version first: the rest of a table of another major may lie anywhere. */
     const bool newer = table->abi_major == UCCL_EP_BACKEND_ABI_MAJOR && table->abi_minor > UCCL_EP_BACKEND_ABI_MINOR;
     if ((table->abi_major != UCCL_EP_BACKEND_ABI_MAJOR || newer) && !FAULT(abi_not_checked))
-        return fail_local(UCCL_EP_E_ABI, "ABI-1",
-                          "the backend %s needs backend ABI %u.%u and this library has %u.%u: %s", path,
-                          table->abi_major, table->abi_minor, UCCL_EP_BACKEND_ABI_MAJOR, UCCL_EP_BACKEND_ABI_MINOR,
-                          newer || table->abi_major > UCCL_EP_BACKEND_ABI_MAJOR
-                              ? "install a newer uccl_ep"
-                              : "rebuild the backend with this uccl_ep's headers");
+        return fail_local(
+            UCCL_EP_E_ABI, "ABI-1", "the backend %s needs backend ABI %u.%u and this library has %u.%u: %s", path,
+            table->abi_major, table->abi_minor, UCCL_EP_BACKEND_ABI_MAJOR, UCCL_EP_BACKEND_ABI_MINOR,
+            newer || table->abi_major > UCCL_EP_BACKEND_ABI_MAJOR ? "install a newer uccl_ep"
+                                                                  : "rebuild the backend with this uccl_ep's headers");
     if (table->size < offsetof(uccl_ep_backend, replenish))
         return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1",
                           "the table of %s has %u bytes, ABI %u.%u needs at least %zu: rebuild it", path, table->size,
@@ -92,12 +93,24 @@ uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend) {
 #undef CHECK
     if (!table->name || !table->name[0] || !table->version)
         return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "the backend %s has no name or version", path);
-    /* A shorter table is one of an older minor: what it lacks is NULL here. The copy lives as long as the library does. */
+    /* A shorter table is one of an older minor: what it lacks is NULL here. The copy lives as long as the library does.
+     */
     uccl_ep_backend *copy = calloc(1, sizeof *copy);
     if (!copy) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the table of %s", path);
     memcpy(copy, table, table->size < sizeof *copy ? table->size : sizeof *copy);
     *backend = copy;
     return UCCL_EP_OK;
+}
+
+uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *host, uint32_t index,
+                            uccl_ep_device_info *info) {
+    *info = (uccl_ep_device_info){.size = sizeof *info, .caps.size = sizeof info->caps};
+    host_fail_clear();
+    const uccl_ep_status status = backend->query(host, index, info);
+    info->name[sizeof info->name - 1] = info->vendor[sizeof info->vendor - 1] = 0;
+    info->model[sizeof info->model - 1] = info->firmware[sizeof info->firmware - 1] = 0;
+    info->address[sizeof info->address - 1] = info->unusable[sizeof info->unusable - 1] = 0;
+    return status == UCCL_EP_OK ? status : checked_status(status);
 }
 
 uccl_ep_status uccl_ep_backend_probe(const char *path, char *name, char *version, uccl_ep_device_info *devices,
@@ -113,9 +126,8 @@ uccl_ep_status uccl_ep_backend_probe(const char *path, char *name, char *version
     const uint32_t room = devices ? *n : 0;
     uint32_t found = 0;
     for (;;) {
-        uccl_ep_device_info info = {.size = sizeof info, .caps.size = sizeof info.caps};
-        host_fail_clear();
-        const uccl_ep_status got = backend->query(&host, found, &info);
+        uccl_ep_device_info info;
+        const uccl_ep_status got = device_query(backend, &host, found, &info);
         if (got == UCCL_EP_E_NO_DEVICE) break;
         if (got != UCCL_EP_OK) {
             const uccl_ep_status reported = fail_local(got, "", "%s cannot list its NICs: %s", path, host_fail_text());

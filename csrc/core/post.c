@@ -15,8 +15,9 @@ static uccl_ep_status check_target(uccl_ep_comm *comm, uint32_t channel, uint32_
     const bool lost = bitmap_test(comm->lost, target);
     fail_local(lost ? UCCL_EP_E_PEER_LOST : UCCL_EP_E_CLOSED, "ERR-6",
                lost ? "rank %u is lost: channel %u sends nothing to it any more; go on without it, or reset"
-                    : "commands to rank %u on channel %u are refused after an earlier failure, or it was excluded: reset gives it "
-                      "a new incarnation",
+                    : "commands to rank %u on channel %u are refused after an earlier failure (see errors()), or it "
+                      "was excluded: "
+                      "reset gives it a new incarnation",
                target, channel);
     last_error_slot()->peer = target;
     last_error_slot()->channel = channel;
@@ -38,12 +39,12 @@ static uccl_ep_status check_channel(uccl_ep_comm *comm, uint32_t channel_index) 
 }
 
 static uccl_ep_status no_space(uccl_ep_comm *comm, uint32_t channel, uint64_t n, uint64_t timeout_ns) {
-    const uccl_ep_status status =
-        fail_local(UCCL_EP_E_DEADLINE, "PRG-3",
-                   "the ring of channel %u had no room for %llu commands within %.3f s, and tickets were reserved: the channel is "
-                   "closed. See report() for whom it waits",
-                   channel, (unsigned long long)n,
-                   (double)(timeout_ns == UCCL_EP_TIMEOUT_DEFAULT ? comm->config.timeout_ns : timeout_ns) / 1e9);
+    const uccl_ep_status status = fail_local(
+        UCCL_EP_E_DEADLINE, "PRG-3",
+        "the ring of channel %u had no room for %llu commands within %.3f s, and tickets were reserved: the channel is "
+        "closed. See report() for whom it waits",
+        channel, (unsigned long long)n,
+        (double)(timeout_ns == UCCL_EP_TIMEOUT_DEFAULT ? comm->config.timeout_ns : timeout_ns) / 1e9);
     last_error_slot()->channel = channel;
     last_error_slot()->rank = comm->rank;
     return status;
@@ -51,12 +52,16 @@ static uccl_ep_status no_space(uccl_ep_comm *comm, uint32_t channel, uint64_t n,
 
 /* Reserve without waiting: nothing is reserved if there is no room. */
 static uccl_ep_status reserve_now(const uccl_ep_ring *ring, uint64_t n, uint64_t *first) {
-    uint64_t head = __atomic_load_n(&ring->producer->head, __ATOMIC_RELAXED);
     for (;;) {
-        if (!uccl_ep_ring_has_space(ring, head, n))
+        uint64_t head = __atomic_load_n(&ring->producer->head, __ATOMIC_RELAXED);
+        if (!uccl_ep_ring_has_space(ring, head, n)) {
+            /* Others posted meanwhile: then the tail may be beyond this head, which looks like no room. */
+            if (head != __atomic_load_n(&ring->producer->head, __ATOMIC_RELAXED)) continue;
             return fail_local(UCCL_EP_E_AGAIN, "PRG-3", "the ring of channel %u has no room for %llu commands now",
                               ring->channel, (unsigned long long)n);
-        if (__atomic_compare_exchange_n(&ring->producer->head, &head, head + n, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        }
+        if (__atomic_compare_exchange_n(&ring->producer->head, &head, head + n, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
             *first = head;
             return UCCL_EP_OK;
         }
@@ -64,7 +69,8 @@ static uccl_ep_status reserve_now(const uccl_ep_ring *ring, uint64_t n, uint64_t
 }
 
 /* Reserve n tickets together and wait until all their slots are free (PUB-2). */
-static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint64_t n, uint64_t timeout_ns, uint64_t *first) {
+static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint64_t n, uint64_t timeout_ns,
+                              uint64_t *first) {
     if (!timeout_ns) return reserve_now(ring, n, first);
     if (FAULT(reserve_race)) {
         *first = __atomic_load_n(&ring->producer->head, __ATOMIC_RELAXED);
@@ -118,9 +124,9 @@ static uccl_ep_status post_put(uccl_ep_comm *comm, uint32_t channel, uint32_t ta
                           (unsigned long long)local, (unsigned long long)remote, (unsigned long long)bytes,
                           (unsigned long long)granularity);
     if (UNLIKELY(bytes > heap || local > heap - bytes || remote > heap - bytes))
-        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "%llu bytes from offset %llu to offset %llu leave the heap of %llu bytes",
-                          (unsigned long long)bytes, (unsigned long long)local, (unsigned long long)remote,
-                          (unsigned long long)heap);
+        return fail_local(
+            UCCL_EP_E_RANGE, "PUT-4", "%llu bytes from offset %llu to offset %llu leave the heap of %llu bytes",
+            (unsigned long long)bytes, (unsigned long long)local, (unsigned long long)remote, (unsigned long long)heap);
     if (UNLIKELY(signal && slot >= comm->config.signals))
         return fail_local(UCCL_EP_E_RANGE, "SIG-1", "slot %u of %u signals", slot, comm->config.signals);
     if (FAULT(truncate_length)) bytes &= 0xffff;
@@ -168,8 +174,9 @@ uccl_ep_status uccl_ep_put(uccl_ep_comm *comm, uint32_t channel, uint32_t target
     return post_put(comm, channel, target, local, remote, bytes, false, 0, 0, timeout_ns, ticket);
 }
 
-uccl_ep_status uccl_ep_put_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint64_t local, uint64_t remote,
-                                  uint64_t bytes, uint32_t slot, uint64_t add, uint64_t timeout_ns, uint64_t *ticket) {
+uccl_ep_status uccl_ep_put_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint64_t local,
+                                  uint64_t remote, uint64_t bytes, uint32_t slot, uint64_t add, uint64_t timeout_ns,
+                                  uint64_t *ticket) {
     return post_put(comm, channel, target, local, remote, bytes, true, slot, add, timeout_ns, ticket);
 }
 
@@ -195,12 +202,15 @@ static uccl_ep_status encode_checked(uccl_ep_comm *comm, uint32_t channel, const
     const uint64_t heap = comm->config.heap_bytes;
     const bool put = uccl_ep_op_has_put(command->op);
     if (put && command->granularity != comm->config.granularity)
-        return fail_local(UCCL_EP_E_INVALID, "PUT-4", "command %u has granularity %u, the channel %u", i, command->granularity,
-                          comm->config.granularity);
-    if (put && (command->bytes > heap || command->local > heap - command->bytes || command->remote > heap - command->bytes))
-        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "command %u leaves the heap of %llu bytes", i, (unsigned long long)heap);
+        return fail_local(UCCL_EP_E_INVALID, "PUT-4", "command %u has granularity %u, the channel %u", i,
+                          command->granularity, comm->config.granularity);
+    if (put &&
+        (command->bytes > heap || command->local > heap - command->bytes || command->remote > heap - command->bytes))
+        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "command %u leaves the heap of %llu bytes", i,
+                          (unsigned long long)heap);
     if (uccl_ep_op_has_signal(command->op) && command->slot >= comm->config.signals)
-        return fail_local(UCCL_EP_E_RANGE, "SIG-1", "command %u: slot %u of %u signals", i, command->slot, comm->config.signals);
+        return fail_local(UCCL_EP_E_RANGE, "SIG-1", "command %u: slot %u of %u signals", i, command->slot,
+                          comm->config.signals);
     status = uccl_ep_encode(command, words);
     if (UNLIKELY(status != UCCL_EP_OK))
         return fail_local(status, "PUT-4", "command %u (operation %u) cannot be encoded: %s", i, command->op,
@@ -240,13 +250,15 @@ uccl_ep_status uccl_ep_post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl
     if (!n || !words) return fail_local(UCCL_EP_E_INVALID, "PUB-2", "at least one command is required");
     for (uint32_t i = 0; i < n; i++)
         if ((words[i].word[0] | words[i].word[1]) & UCCL_EP_PARITY_BIT)
-            return fail_local(UCCL_EP_E_INVALID, "ERR-4", "bit 63 of both words is the ring's: command %u has it set", i);
+            return fail_local(UCCL_EP_E_INVALID, "ERR-4", "bit 63 of both words is the ring's: command %u has it set",
+                              i);
     return post_words(comm, channel, words, n, timeout_ns, ticket);
 }
 
 uccl_ep_status uccl_ep_channel_ring(uccl_ep_comm *comm, uint32_t channel, uccl_ep_ring *ring) {
     if (!comm || !ring || channel >= comm->channels)
-        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "a ring of one of %u channels is required", comm ? comm->channels : 0);
+        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "a ring of one of %u channels is required",
+                          comm ? comm->channels : 0);
     *ring = comm->rings[channel];
     return UCCL_EP_OK;
 }

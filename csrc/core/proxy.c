@@ -2,8 +2,8 @@
  *
  * proxy.c: one pass of a proxy. take -> check -> append | issue | poll -> retire | publish.
  *
- * What keeps its cost independent of the number of ranks: only peers with something to submit are visited, and idle peers are met
- * in housekeeping alone, 64 to a word, a few hundred times a second.
+ * What keeps its cost independent of the number of ranks: only peers with something to submit are visited, and idle
+ * peers are met in housekeeping alone, 64 to a word, a few hundred times a second.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,7 +15,8 @@
 
 #include "internal.h"
 
-/* ------------------------------------------------------------------------------------------------------------ taking commands */
+/* ------------------------------------------------------------------------------------------------------------ taking
+ * commands */
 
 static void append(struct proxy *p, struct entry *e, uint32_t id, uint32_t target) {
     struct peer *q = &p->peers[target];
@@ -39,12 +40,14 @@ static const char *check(const struct proxy *p, const struct channel *c, const u
         if (command->local + command->bytes > p->heap_bytes) return "its source lies outside the heap";
         if (command->remote + command->bytes > p->heap_bytes) return "its target lies outside the heap";
     }
-    if (uccl_ep_op_has_signal(command->op) && command->slot >= p->signals) return "its slot lies outside the signal array";
+    if (uccl_ep_op_has_signal(command->op) && command->slot >= p->signals)
+        return "its slot lies outside the signal array";
     return NULL;
 }
 
 /* A command that is not executed: its ticket retires, failed. */
-static void refuse(struct proxy *p, struct channel *c, struct entry *e, uint64_t ticket, uint32_t target, const char *why) {
+static void refuse(struct proxy *p, struct channel *c, struct entry *e, uint64_t ticket, uint32_t target,
+                   const char *why) {
     uccl_ep_comm *comm = p->comm;
     uccl_ep_error error;
     e->stage = STAGE_RETIRED;
@@ -60,16 +63,18 @@ static void refuse(struct proxy *p, struct channel *c, struct entry *e, uint64_t
     error.ticket = ticket;
     error.op = e->op;
     if (target < p->size && !FAULT(malformed_kills_all)) {
-        snprintf(error.text, sizeof error.text,
-                 "the command at ticket %llu of channel %u was refused: %s. Channel %u to rank %u is closed: correct the "
-                 "producer, then reset",
-                 (unsigned long long)ticket, c->index, why, c->index, target);
+        snprintf(
+            error.text, sizeof error.text,
+            "the command at ticket %llu of channel %u was refused: %s. Channel %u to rank %u is closed: correct the "
+            "producer, then reset",
+            (unsigned long long)ticket, c->index, why, c->index, target);
         close_target(p, (uint32_t)(c - p->channel), target, ticket, record_failure(comm, &error));
     } else {
-        snprintf(error.text, sizeof error.text,
-                 "the command at ticket %llu of channel %u was refused: %s, and its target (%u of %u ranks) cannot be read. "
-                 "The channel is closed: correct the producer, then reset",
-                 (unsigned long long)ticket, c->index, why, target, p->size);
+        snprintf(
+            error.text, sizeof error.text,
+            "the command at ticket %llu of channel %u was refused: %s, and its target (%u of %u ranks) cannot be read. "
+            "The channel is closed: correct the producer, then reset",
+            (unsigned long long)ticket, c->index, why, target, p->size);
         close_channel(p, c, ticket, record_failure(comm, &error));
     }
 }
@@ -140,7 +145,8 @@ static uint32_t drain(struct proxy *p, struct channel *c) {
     return n;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- housekeeping */
+/* ---------------------------------------------------------------------------------------------------------------
+ * housekeeping */
 
 static void peer_lost(struct proxy *p, uint32_t target, const char *why) {
     uccl_ep_error error;
@@ -152,7 +158,8 @@ static void peer_lost(struct proxy *p, uint32_t target, const char *why) {
         error.ticket = ticket_of(&p->channel[e->channel], e);
         error.op = e->op;
     }
-    snprintf(error.text, sizeof error.text, "rank %u is lost: %s. exclude(%u) to go on without it", target, why, target);
+    snprintf(error.text, sizeof error.text, "rank %u is lost: %s. exclude(%u) to go on without it", target, why,
+             target);
     peer_fail(p, target, &error);
 }
 
@@ -181,7 +188,8 @@ static void look_at_deadlines(struct proxy *p) {
             if (q->state != PEER_UP || p->now_ns - q->progress_ns <= timeout) continue;
             if (!q->inflight && q->limited) continue; /* it waits for our own limits: others hold them, not this peer */
             char why[120];
-            snprintf(why, sizeof why, "no completion for %llu ms (peer_timeout)", (unsigned long long)(timeout / 1000000));
+            snprintf(why, sizeof why, "no completion for %llu ms (peer_timeout)",
+                     (unsigned long long)(timeout / 1000000));
             peer_lost(p, target, why);
         }
     }
@@ -190,7 +198,8 @@ static void look_at_deadlines(struct proxy *p) {
 /* Ranks that the application excluded: give up on them here too. */
 static void look_at_excluded(struct proxy *p) {
     for (uint32_t w = 0; w < (p->size + 63) / 64; w++) {
-        for (uint64_t bits = atomic_load_explicit(&p->comm->excluded[w], memory_order_acquire); bits; bits &= bits - 1) {
+        for (uint64_t bits = atomic_load_explicit(&p->comm->excluded[w], memory_order_acquire); bits;
+             bits &= bits - 1) {
             const uint32_t target = w * 64 + (uint32_t)__builtin_ctzll(bits);
             if (p->peers[target].state != PEER_UP) continue;
             uccl_ep_error error;
@@ -209,7 +218,8 @@ static void look_at_abandoned(struct proxy *p) {
         fill_error(p, &error, UCCL_EP_E_CLOSED, "PRG-3", UCCL_EP_ANY_RANK);
         error.channel = c->index;
         snprintf(error.text, sizeof error.text,
-                 "channel %u is closed: a producer gave up waiting for space after it had reserved tickets; see the report for "
+                 "channel %u is closed: a producer gave up waiting for space after it had reserved tickets; see the "
+                 "report for "
                  "whom the channel waited, then reset",
                  c->index);
         close_channel(p, c, UCCL_EP_NO_TICKET, record_failure(p->comm, &error));
@@ -217,8 +227,8 @@ static void look_at_abandoned(struct proxy *p) {
 }
 
 /*
- * This thread did not run for a while (a stopped process, a debugger, a starved CPU). What completed meanwhile is not polled yet, so silence is
- * ours, not the peers': their clocks start again.
+ * This thread did not run for a while (a stopped process, a debugger, a starved CPU). What completed meanwhile is not
+ * polled yet, so silence is ours, not the peers': their clocks start again.
  */
 static void forgive_silence(struct proxy *p) {
     for (uint32_t w = 0; w < (p->size + 63) / 64; w++)
@@ -235,7 +245,8 @@ static void housekeeping(struct proxy *p) {
     look_at_abandoned(p);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- one pass */
+/* -------------------------------------------------------------------------------------------------------------------
+ * one pass */
 
 static bool drain_all(struct proxy *p) {
     uint32_t taken = 0;
@@ -261,9 +272,9 @@ static bool issue_all(struct proxy *p) {
         const uint32_t target = p->active[i];
         struct peer *q = &p->peers[target];
         if (q->state == PEER_UP) issue_peer(p, target);
-        const bool more = q->state == PEER_UP &&
-                          (q->issue != NONE ||
-                           (p->hold && q->head != NONE && entry_at(p, q->head)->stage == STAGE_SIGNAL_DUE));
+        const bool more =
+            q->state == PEER_UP &&
+            (q->issue != NONE || (p->hold && q->head != NONE && entry_at(p, q->head)->stage == STAGE_SIGNAL_DUE));
         q->active = more;
         if (more) p->active[kept++] = (uint16_t)target;
     }
@@ -281,11 +292,10 @@ static bool poll_all(struct proxy *p) {
     uccl_ep_completion completions[BATCH_OPERATIONS];
     if (UNLIKELY(p->endpoint_broken)) return false;
     const int32_t n = p->comm->backend->poll(p->endpoint, completions, BATCH_OPERATIONS);
-    if (UNLIKELY(n < 0)) {
+    if (UNLIKELY(n < 0 || n > (int32_t)BATCH_OPERATIONS)) {
         endpoint_poll_failed(p, n);
         return true;
     }
-    UCCL_EP_ASSERT(n <= (int32_t)BATCH_OPERATIONS);
     for (int32_t i = 0; i < n; i++) retire_completion(p, &completions[i]);
     return n != 0;
 }
@@ -328,7 +338,8 @@ bool proxy_idle(const struct proxy *p) {
     return !p->failing;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- the thread */
+/* ----------------------------------------------------------------------------------------------------------------- the
+ * thread */
 
 static void pin(const struct proxy *p) {
     const uccl_ep_config *config = &p->comm->config;
@@ -339,7 +350,8 @@ static void pin(const struct proxy *p) {
     CPU_SET((size_t)cpu, &set);
     /* It was allowed when the configuration was checked; a set that shrank since then is the operator's doing. */
     if (pthread_setaffinity_np(pthread_self(), sizeof set, &set) && config->log)
-        config->log(config->log_context, UCCL_EP_LOG_WARN, "a proxy could not be pinned: the allowed CPUs have changed");
+        config->log(config->log_context, UCCL_EP_LOG_WARN,
+                    "a proxy could not be pinned: the allowed CPUs have changed");
 }
 
 void *proxy_main(void *argument) {

@@ -2,8 +2,9 @@
  *
  * reset.c: a new incarnation of what failed (ERR-6).
  *
- * All ranks take part. First everything that is posted ends, one way or the other; then, between two barriers in which nothing is in flight
- * anywhere, failed connections are made anew and all signal words start at zero again; then the proxies go on.
+ * All ranks take part. First everything that is posted ends, one way or the other; then, between two barriers in which
+ * nothing is in flight anywhere, failed connections are made anew and all signal words start at zero again; then the
+ * proxies go on.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +13,7 @@
 
 /* Let everything end: healthy peers complete, failing ones let go or run into the deadline. No proxy thread runs. */
 static uccl_ep_status finish(uccl_ep_comm *comm) {
-    const uint64_t deadline =
-        deadline_of(comm, comm->config.peer_timeout_ns * 2 + comm->config.timeout_ns);
+    const uint64_t deadline = deadline_of(comm, comm->config.peer_timeout_ns * 2 + comm->config.timeout_ns);
     backoff b = {0};
     for (;;) {
         bool idle = true;
@@ -59,7 +59,8 @@ static uccl_ep_status disconnect_pair(uccl_ep_comm *comm, uint32_t target) {
             const uccl_ep_status status = comm->backend->disconnect(p->endpoint, target);
             if (status == UCCL_EP_OK) break;
             if (status != UCCL_EP_IN_PROGRESS)
-                return fail_local(status, "ERR-6", "disconnecting from rank %u failed: %.150s", target, host_fail_text());
+                return fail_local(checked_status(status), "ERR-6", "disconnecting from rank %u failed: %.150s", target,
+                                  host_fail_text());
             if (comm_now(comm) >= deadline)
                 return fail_local(UCCL_EP_E_DEADLINE, "ERR-6", "the NIC did not let go of rank %u", target);
             backoff_pause(&b);
@@ -85,7 +86,8 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
     stop_proxies(comm);
     for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
         if (comm->proxies[i].endpoint_broken)
-            status = fail_local(UCCL_EP_E_NIC, "ERR-6", "the endpoint of proxy %u is closed: only a new communicator helps", i);
+            status = fail_local(UCCL_EP_E_NIC, "ERR-6",
+                                "the endpoint of proxy %u is closed: only a new communicator helps", i);
     if (status == UCCL_EP_OK) status = finish(comm);
     if (status == UCCL_EP_OK)
         for (uint32_t target = 0; target < size; target++) mine[target] = down(comm, target);
@@ -103,7 +105,8 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
         status = exchange(comm, bootstrap, "reset addresses", status, address, (uint32_t)address_bytes, addresses);
     }
     if (status == UCCL_EP_OK)
-        status = exchange(comm, bootstrap, "reset regions", UCCL_EP_OK, regions, (uint32_t)region_blobs_size(), all_regions);
+        status =
+            exchange(comm, bootstrap, "reset regions", UCCL_EP_OK, regions, (uint32_t)region_blobs_size(), all_regions);
     if (status == UCCL_EP_OK) {
         status = connect_peers(comm, addresses, wanted);
         if (status == UCCL_EP_OK) status = import_peers(comm, all_regions, wanted);
@@ -122,7 +125,7 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
         }
         if (status == UCCL_EP_OK) {
             failures_clear(comm);
-            memset(comm->signal_words, 0, comm->signal_bytes);
+            if (!FAULT(words_kept)) memset(comm->signal_words, 0, comm->signal_bytes);
         }
         status = exchange(comm, bootstrap, "reset connect", status, NULL, 0, NULL);
     }

@@ -2,7 +2,8 @@
  *
  * retire.c: from completions of the NIC to the counters that waits look at, and what happens when something fails.
  *
- * A peer's list is popped from its head only, so an entry leaves in posting order. A channel's window then advances in ticket order.
+ * A peer's list is popped from its head only, so an entry leaves in posting order. A channel's window then advances in
+ * ticket order.
  */
 #include <stdio.h>
 
@@ -75,12 +76,14 @@ void window_advance(struct proxy *p, struct channel *c) {
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- failures */
+/* ----------------------------------------------------------------------------------------------------------------
+ * failures */
 
 /* What a failed operation of the NIC looks like to a person. */
-static void nic_error(struct proxy *p, uccl_ep_error *error, const struct entry *e, uint32_t target, int32_t status, int32_t vendor_code) {
+static void nic_error(struct proxy *p, uccl_ep_error *error, const struct entry *e, uint32_t target, int32_t status,
+                      int32_t vendor_code) {
     char text[160] = "";
-    fill_error(p, error, status < 0 ? status : UCCL_EP_E_NIC, "ERR-2", target);
+    fill_error(p, error, checked_status(status), "ERR-2", target);
     error->vendor_code = vendor_code;
     p->comm->backend->describe(p->comm->device, status, vendor_code, text, sizeof text);
     text[sizeof text - 1] = 0;
@@ -90,13 +93,13 @@ static void nic_error(struct proxy *p, uccl_ep_error *error, const struct entry 
         error->ticket = ticket_of(c, e);
         error->op = e->op;
     }
-    snprintf(error->text, sizeof error->text, "%.100s failed towards rank %u: %s (%s, vendor code %d)", error->nic, target,
-             text[0] ? text : "no text from the backend", uccl_ep_status_name(status), vendor_code);
+    snprintf(error->text, sizeof error->text, "%.100s failed towards rank %u: %s (%s, vendor code %d)", error->nic,
+             target, text[0] ? text : "no text from the backend", uccl_ep_status_name(status), vendor_code);
 }
 
 /*
- * One entry failed and the NIC goes on (an error of the operation alone). Later entries of the same channel to this target must not be seen as
- * delivered by a signal (ERR-3): what is not submitted of them is not submitted any more.
+ * One entry failed and the NIC goes on (an error of the operation alone). Later entries of the same channel to this
+ * target must not be seen as delivered by a signal (ERR-3): what is not submitted of them is not submitted any more.
  */
 void entry_failed(struct proxy *p, uint32_t target, uint32_t id, const uccl_ep_error *error) {
     struct entry *failed = entry_at(p, id);
@@ -114,8 +117,8 @@ void entry_failed(struct proxy *p, uint32_t target, uint32_t id, const uccl_ep_e
 }
 
 /*
- * The NIC, or the core, gives up on a peer: nothing more is submitted, every channel towards it closes, and what is outstanding fails as
- * soon as the NIC has let go of the sources.
+ * The NIC, or the core, gives up on a peer: nothing more is submitted, every channel towards it closes, and what is
+ * outstanding fails as soon as the NIC has let go of the sources.
  */
 void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error) {
     struct peer *q = &p->peers[target];
@@ -139,12 +142,13 @@ void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error) {
 }
 
 /* The endpoint itself cannot be used any more: close it, which stops all its DMA, and fail everybody. */
-static void endpoint_fail(struct proxy *p, const char *why) {
+static void endpoint_fail(struct proxy *p, uccl_ep_status status, const char *why) {
     if (p->endpoint_broken) return;
     p->endpoint_broken = true;
     for (uint32_t target = 0; target < p->size; target++) {
         uccl_ep_error error;
-        fill_error(p, &error, UCCL_EP_E_NIC, "ERR-1", target);
+        fill_error(p, &error, status, "ERR-1", target);
+        error.vendor_code = host_fail_code();
         snprintf(error.text, sizeof error.text, "the endpoint of proxy %u was closed: %s", p->index, why);
         peer_fail(p, target, &error);
     }
@@ -153,9 +157,14 @@ static void endpoint_fail(struct proxy *p, const char *why) {
 }
 
 void endpoint_poll_failed(struct proxy *p, int32_t status) {
-    char why[128];
-    snprintf(why, sizeof why, "poll() gave %s: %.80s", uccl_ep_status_name(status), host_fail_text());
-    endpoint_fail(p, why);
+    char why[160];
+    if (status < 0)
+        snprintf(why, sizeof why, "poll() gave %s (%d)%s%.80s", uccl_ep_status_name(status), status,
+                 host_fail_text()[0] ? ": " : "", host_fail_text());
+    else
+        snprintf(why, sizeof why, "poll() gave %d completions where %u have room: report it to the backend's author",
+                 status, BATCH_OPERATIONS);
+    endpoint_fail(p, checked_status(status), why);
 }
 
 /* Ask the NIC to let go; once it has, retire all that is on the list. */
@@ -169,7 +178,7 @@ void peer_failing_step(struct proxy *p, uint32_t target) {
             char why[160];
             snprintf(why, sizeof why, "it did not let go of rank %u (%s %.80s)", target, uccl_ep_status_name(status),
                      host_fail_text());
-            endpoint_fail(p, why);
+            endpoint_fail(p, status == UCCL_EP_IN_PROGRESS ? UCCL_EP_E_NIC : checked_status(status), why);
         }
     }
     p->inflight -= q->inflight;
@@ -186,7 +195,7 @@ void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
     uccl_ep_error error;
     /* In a hold the signal due at the head goes first, otherwise what comes next. */
     uint32_t id = p->hold && q->head != NONE && entry_at(p, q->head)->stage == STAGE_SIGNAL_DUE ? q->head : q->issue;
-    nic_error(p, &error, id == NONE ? NULL : entry_at(p, id), target, status, 0);
+    nic_error(p, &error, id == NONE ? NULL : entry_at(p, id), target, status, host_fail_code());
     if (host_fail_text()[0])
         snprintf(error.text, sizeof error.text, "%.60s refused an operation towards rank %u: %.150s", error.nic, target,
                  host_fail_text());
@@ -197,7 +206,8 @@ void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
     retire_head(p, target);
 }
 
-/* --------------------------------------------------------------------------------------------------------------- completions */
+/* ---------------------------------------------------------------------------------------------------------------
+ * completions */
 
 static void completion_in_order(struct proxy *p, const uccl_ep_completion *completion) {
     if (UNLIKELY(completion->peer >= p->size)) {

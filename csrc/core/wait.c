@@ -49,15 +49,16 @@ uint64_t deadline_of(const uccl_ep_comm *comm, uint64_t timeout_ns) {
 static uccl_ep_status channel_deadline(uccl_ep_comm *comm, uint32_t channel_index, uint64_t ticket, const char *what,
                                        uint64_t timeout_ns) {
     const uccl_ep_ring_counters *k = comm->channel_of[channel_index]->counters;
-    const uccl_ep_status status = fail_local(
-        UCCL_EP_E_DEADLINE, "ERR-1",
-        "ticket %llu of channel %u was not %s within %.3f s: taken below %llu, sources free below %llu, complete below %llu. See "
-        "report() for whom it waits",
-        (unsigned long long)ticket, channel_index, what,
-        (double)(timeout_ns == UCCL_EP_TIMEOUT_DEFAULT ? comm->config.timeout_ns : timeout_ns) / 1e9,
-        (unsigned long long)__atomic_load_n(&k->tail, __ATOMIC_RELAXED),
-        (unsigned long long)__atomic_load_n(&k->source, __ATOMIC_RELAXED),
-        (unsigned long long)__atomic_load_n(&k->complete, __ATOMIC_RELAXED));
+    const uccl_ep_status status =
+        fail_local(UCCL_EP_E_DEADLINE, "ERR-1",
+                   "ticket %llu of channel %u was not %s within %.3f s: taken below %llu, sources free below %llu, "
+                   "complete below %llu. See "
+                   "report() for whom it waits",
+                   (unsigned long long)ticket, channel_index, what,
+                   (double)(timeout_ns == UCCL_EP_TIMEOUT_DEFAULT ? comm->config.timeout_ns : timeout_ns) / 1e9,
+                   (unsigned long long)__atomic_load_n(&k->tail, __ATOMIC_RELAXED),
+                   (unsigned long long)__atomic_load_n(&k->source, __ATOMIC_RELAXED),
+                   (unsigned long long)__atomic_load_n(&k->complete, __ATOMIC_RELAXED));
     last_error_slot()->channel = channel_index;
     last_error_slot()->ticket = ticket;
     last_error_slot()->rank = comm->rank;
@@ -101,7 +102,8 @@ static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, u
         if (!deadline) deadline = deadline_of(comm, timeout_ns);
         if (comm_now(comm) >= deadline && !FAULT(deadline_ignored)) {
             if (!timeout_ns) return UCCL_EP_IN_PROGRESS;
-            return channel_deadline(comm, channel_index, ticket, source ? "free at its source" : "complete", timeout_ns);
+            return channel_deadline(comm, channel_index, ticket, source ? "free at its source" : "complete",
+                                    timeout_ns);
         }
         backoff_wait(comm, &b);
     }
@@ -173,8 +175,8 @@ static bool reached(uint64_t word, uint64_t value) {
     return (int64_t)(word - value) >= 0;
 }
 
-uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source, uint64_t timeout_ns,
-                                   uint64_t *seen) {
+uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source,
+                                   uint64_t timeout_ns, uint64_t *seen) {
     uint64_t word = 0;
     uccl_ep_status status = uccl_ep_read_signal(comm, slot, &word);
     if (status != UCCL_EP_OK) return status;
@@ -196,9 +198,10 @@ uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t v
         if (lost != NONE) {
             const char *how = bitmap_test(comm->lost, lost) ? "was lost" : "closed its communicator";
             mark_lost(comm, lost);
-            fail_local(UCCL_EP_E_PEER_LOST, "ERR-5",
-                       "rank %u %s while signal %u was at %llu and %llu was waited for: exclude(%u) to go on without it", lost,
-                       how, slot, (unsigned long long)word, (unsigned long long)value, lost);
+            fail_local(
+                UCCL_EP_E_PEER_LOST, "ERR-5",
+                "rank %u %s while signal %u was at %llu and %llu was waited for: exclude(%u) to go on without it", lost,
+                how, slot, (unsigned long long)word, (unsigned long long)value, lost);
             last_error_slot()->peer = lost;
             last_error_slot()->rank = comm->rank;
             return UCCL_EP_E_PEER_LOST;

@@ -24,6 +24,9 @@
  * Giving up (PRG-3). A reserved ticket that nobody stores would stop the ring for ever. Who gives up waiting for space
  * sets `gave_up`; the channel is then closed, and every wait on it ends with an error.
  *
+ * Start: head, tail_cache, tail, source and complete are first_ticket, `failed` is UCCL_EP_NO_TICKET, slots are formatted
+ * (uccl_ep_ring_format).
+ *
  * Threads: producers may be any number; one consumer. Lifetime: the ring outlives its producers' last post.
  * Errors: none here; deadlines belong to the caller of uccl_ep_ring_has_space.
  */
@@ -119,8 +122,9 @@ static inline void uccl_ep_ring_store(const uccl_ep_ring *ring, uccl_ep_u64 tick
 }
 
 /*
- * Consumer: 1 and the words (parity bits included) if `ticket` has been stored. Word 1 first, since it is the one that a
- * CPU producer releases; word 0 with acquire as well, since a GPU's two stores may land in either order.
+ * Consumer: 1 and the words (parity bits included) if `ticket` has been stored. Word 1 first and with acquire:
+ * it is the one that a CPU producer releases. Word 0 needs its own parity test, since a GPU's two stores may land in either
+ * order, but no acquire: whoever sees word 1 sees all that came before the post (tests/native/test_ring_model.c).
  */
 static inline int uccl_ep_ring_take(const uccl_ep_slot *slots, uccl_ep_u32 log2_slots, uccl_ep_u64 ticket,
                                     uccl_ep_words *words) {
@@ -128,7 +132,7 @@ static inline int uccl_ep_ring_take(const uccl_ep_slot *slots, uccl_ep_u32 log2_
     const uccl_ep_u64 parity = uccl_ep_ring_parity(log2_slots, ticket);
     const uccl_ep_u64 word1 = __atomic_load_n(&slot->word[1], __ATOMIC_ACQUIRE);
     if ((word1 ^ parity) & UCCL_EP_PARITY_BIT) return 0;
-    const uccl_ep_u64 word0 = __atomic_load_n(&slot->word[0], __ATOMIC_ACQUIRE);
+    const uccl_ep_u64 word0 = __atomic_load_n(&slot->word[0], __ATOMIC_RELAXED);
     if ((word0 ^ parity) & UCCL_EP_PARITY_BIT) return 0;
     words->word[0] = word0;
     words->word[1] = word1;
