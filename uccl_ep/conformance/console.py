@@ -87,12 +87,12 @@ def summary(console: Console, result: SuiteResult) -> None:
             continue
         status = clause_status(cases)
         table.add_row(clause, about, str(len(cases)), Text(status.replace("_", " "), style=_style(status)))
-    console.print(heading(result), highlight=False)
+    console.print(heading(result), soft_wrap=True)
     console.print(table)
     for case in result.cases:
         if not case.bad:
             continue
-        console.print(Text.assemble((case.status, "bold red"), f" {case.id}  {case.title}"), highlight=False)
+        console.print(Text.assemble((case.status, "bold red"), f" {case.id}  {case.title}"), soft_wrap=True)
         clause = f"{case.broken_clause}: " if case.broken_clause else ""
         console.print(f"  {escape(clause + case.message)}", highlight=False, soft_wrap=True)
         for name, value in (case.detail.get("values") or {}).items():
