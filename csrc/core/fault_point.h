@@ -30,7 +30,7 @@
     X(overwrite_full_ring, "PRG-3", "a producer does not wait for space")                                              \
     X(give_up_unnoticed, "PRG-3", "a producer that gives up leaves its channel open")                                  \
     X(starve_last_channel, "PRG-2", "the last channel is drained only when the others are empty")                      \
-    X(parity_of_32_bits, "LIM-1", "the lap is counted in 32 bits")                                                     \
+    X(ticket_of_32_bits, "LIM-1", "waits compare the low 32 bits of tickets")                                          \
     X(window_of_16_bits, "LIM-1", "in-order retirement counts in 16 bits")                                             \
     X(value_not_distance, "LIM-1", "waits compare a word with a value as plain numbers")                               \
     X(reserve_race, "THR-1", "a ticket is reserved in two steps")                                                      \

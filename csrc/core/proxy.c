@@ -91,8 +91,7 @@ static uint32_t drain(struct proxy *p, struct channel *c) {
     for (; n < limit && !c->closed; n++, ticket++) {
         uccl_ep_words words;
         uccl_ep_command command;
-        const uint64_t lap_ticket = FAULT(parity_of_32_bits) ? (uint32_t)ticket : ticket;
-        if (!uccl_ep_ring_take(c->slots, p->ring_log2, lap_ticket, &words)) break;
+        if (!uccl_ep_ring_take(c->slots, p->ring_log2, ticket, &words)) break;
 
         uccl_ep_trace_entry *record = &p->trace[trace_at++ & (TRACE_ENTRIES - 1)];
         record->time_ns = p->now_ns;

@@ -32,7 +32,7 @@ void fault_names(char *text, size_t bytes) {
 }
 
 bool fault_needs_scratch(enum fault fault) {
-    return fault == FAULT_stale_source || fault == FAULT_acknowledged_not_visible;
+    return fault == FAULT_stale_source || fault == FAULT_acknowledged_not_visible || fault == FAULT_late_duplicate;
 }
 
 static bool is_write(const uccl_ep_operation *o) {
@@ -51,8 +51,7 @@ static void owe(struct queue *q, const uccl_ep_operation *operation, uint64_t at
     q->debt = (struct debt){.operation = *operation, .due_ns = due_ns, .at = at};
 }
 
-/* -------------------------------------------------------------------------------------------------- the source, ahead
- */
+/* ------------------------------------------------------------------------------------------------ the source, ahead */
 
 static uint64_t scratch_offset(const uccl_ep_endpoint *e, uint32_t peer) {
     return (uint64_t)((e->index * e->peers + peer) % SCRATCH_PEERS) * SCRATCH_BYTES;
@@ -75,8 +74,16 @@ static void read_ahead(uccl_ep_endpoint *e, uccl_ep_operation *o) {
     }
 }
 
-/* ---------------------------------------------------------------------------------------------- damage when it is
- * taken */
+/* Keep the bytes of a put as they are now, on the wire so to say. False: there are too many. */
+static bool capture(uccl_ep_endpoint *e, uint32_t peer, uccl_ep_operation *o) {
+    if (!o->length || o->length > SCRATCH_BYTES) return false;
+    memcpy(e->device->scratch + scratch_offset(e, peer), e->device->heap + o->local_offset, o->length);
+    o->local_region = UCCL_EP_REGION_MAILBOX;
+    o->local_offset = scratch_offset(e, peer);
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------ damage when it is taken */
 
 static void damage_write(uccl_ep_endpoint *e, struct queue *q, uccl_ep_operation *o) {
     const uint32_t granule = o->length % 16 ? 4 : 16;
@@ -130,22 +137,22 @@ void fault_submitted(uccl_ep_endpoint *e, uint32_t peer) {
         if (waiting_add(e, peer, at)) hand(e, peer, at, &pending_at(e, peer, at)->operation);
 }
 
-/* ------------------------------------------------------------------------------------------------ damage when it is
- * due */
+/* -------------------------------------------------------------------------------------------- damage when it is due */
 
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static uccl_ep_device *devices;
 
-/* Place the bytes also in another communicator's memory, at the same offset. Without a completion the shared-memory
+/* Place the bytes also in another communicator's memory. Without a completion the shared-memory
  * backend keeps no books, so another thread's endpoint can be used for that. */
 static void place_elsewhere(uccl_ep_endpoint *e, uint32_t peer, uccl_ep_operation o) {
     o.flags = 0;
     pthread_mutex_lock(&devices_lock);
     for (uccl_ep_device *d = devices; d; d = d->next) {
         const uccl_ep_endpoint *other = d->endpoints;
-        if (d == e->device || !other || peer >= other->peers || !other->queues[peer].ring ||
-            o.local_offset + o.length > d->heap_bytes || o.remote_offset + o.length > d->heap_bytes)
+        if (d == e->device || !other || peer >= other->peers || !other->queues[peer].ring || o.length > d->heap_bytes)
             continue;
+        o.local_offset %= d->heap_bytes - o.length + 1;
+        o.remote_offset %= d->heap_bytes - o.length + 1;
         uint32_t accepted;
         d->real->submit(other->inner, peer, &o, 1, 0, &accepted);
         break;
@@ -184,6 +191,17 @@ static enum turn swap(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, uint64_t 
     return DAMAGED;
 }
 
+/* A put to bytes that an earlier one wrote: the earlier one, long complete, arrives once more. */
+static enum turn duplicate(uccl_ep_endpoint *e, uint32_t peer, uint64_t at) {
+    const uccl_ep_operation *o = &pending_at(e, peer, at)->operation;
+    struct debt *late = &e->queues[peer].debt;
+    const uint64_t start = late->operation.remote_offset, end_of_late = start + late->operation.length;
+    if (!late->due_ns || o->remote_offset >= end_of_late || o->remote_offset + o->length <= start) return HONEST;
+    if (!hand(e, peer, at, o)) return NOT_YET;
+    if (hand(e, peer, NOBODY, &late->operation)) late->due_ns = 0;
+    return DAMAGED;
+}
+
 static enum turn turn_of_write(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, uint64_t now) {
     struct pending *p = pending_at(e, peer, at);
     struct queue *q = &e->queues[peer];
@@ -204,11 +222,10 @@ static enum turn turn_of_write(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, 
         p->parts = 1;
         owe(q, &o, at, now + SOON_NS);
         return DAMAGED;
+    case FAULT_late_duplicate:
+        return duplicate(e, peer, at);
     case FAULT_acknowledged_not_visible:
-        if (o.length > SCRATCH_BYTES || p->number % 2) return HONEST;
-        memcpy(e->device->scratch + scratch_offset(e, peer), e->device->heap + o.local_offset, o.length);
-        o.local_region = UCCL_EP_REGION_MAILBOX;
-        o.local_offset = scratch_offset(e, peer);
+        if (p->number % 2 || !capture(e, peer, &o)) return HONEST;
         owe(q, &o, NOBODY, now + LATE_NS);
         end(e, peer, at, UCCL_EP_OK, 0);
         return DAMAGED;
@@ -281,15 +298,21 @@ void fault_debt(uccl_ep_endpoint *e, uint32_t peer, uint64_t now) {
         pending_at(e, peer, debt.at)->parts++;
 }
 
-/* --------------------------------------------------------------------------------------------------------- completions
- */
+/* ------------------------------------------------------------------------------------------------------ completions */
 
 bool fault_early(const uccl_ep_endpoint *e, const struct pending *p) {
     (void)p;
     return e->device->knobs.fault == FAULT_complete_at_submit;
 }
 
-bool fault_give(uccl_ep_endpoint *e, uint32_t peer, const struct pending *p) {
+void fault_ended(uccl_ep_endpoint *e, uint32_t peer, const struct pending *p) {
+    struct queue *q = &e->queues[peer];
+    uccl_ep_operation again = p->operation;
+    if (e->device->knobs.fault != FAULT_late_duplicate || q->debt.due_ns || !is_write(&again) || p->number % 5) return;
+    if (capture(e, peer, &again)) owe(q, &again, NOBODY, UINT64_MAX);
+}
+
+bool fault_give(uccl_ep_endpoint *e, uint32_t peer) {
     struct queue *q = &e->queues[peer];
     q->completions++;
     switch (e->device->knobs.fault) {
@@ -297,17 +320,12 @@ bool fault_give(uccl_ep_endpoint *e, uint32_t peer, const struct pending *p) {
         return q->completions <= 20;
     case FAULT_completion_lost:
         return q->completions % 61 != 0;
-    case FAULT_late_duplicate:
-        if (is_write(&p->operation) && p->number % 5 == 0 && !q->debt.due_ns)
-            owe(q, &p->operation, NOBODY, now_of(e) + LATE_NS);
-        return true;
     default:
         return true;
     }
 }
 
-/* ----------------------------------------------------------------------------------------------- devices of the
- * process */
+/* ------------------------------------------------------------------------------------------- devices of the process */
 
 void fault_device_opened(uccl_ep_device *device) {
     pthread_mutex_lock(&devices_lock);

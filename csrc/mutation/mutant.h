@@ -16,7 +16,7 @@
  *   again=P        percent of submits that take nothing [0]
  *   room=N         operations that the queue of a peer holds [256]
  *   disorder=1     operations of a peer are executed and completed in any order, and no order is promised [0]
- *   fail=P         operations of a thousand that fail; they may have taken effect or not [0]
+ *   fail=P         puts of a thousand that fail; they may have taken effect or not [0]
  *   seed=N         of all random choices [1]
  *   fault=NAME     one of UCCL_EP_MUTANT_FAULT_TABLE [none]
  *
@@ -40,7 +40,7 @@
     X(offset_32_bits, "PUT-4", "target offsets are cut to 32 bits")                                                    \
     X(length_16_bits, "PUT-4", "lengths are cut to 16 bits")                                                           \
     X(self_unordered, "PUT-6", "signals to the own rank do not wait for earlier puts")                                 \
-    X(late_duplicate, "PUT-7", "every 5th put is placed a second time after its completion")                           \
+    X(late_duplicate, "PUT-7", "of every 5th put the bytes arrive again after later ones to the same place")           \
     X(signal_lost, "SIG-1", "every 31st signal is not applied")                                                        \
     X(signal_doubled, "SIG-1", "every 31st signal is applied twice")                                                   \
     X(signal_32_bits, "SIG-1", "only the low 32 bits of a signal are added")                                           \
@@ -61,8 +61,7 @@
     X(failure_passed, "ERR-3", "operations behind a failed one are executed although an error stops the queue")        \
     X(loss_hidden, "ERR-5", "a dead peer is not reported, and operations to it complete")                              \
     X(loss_spreads, "ERR-5", "the loss of one peer is reported as the loss of all")                                    \
-    X(old_operations, "ERR-6", "operations that were outstanding at disconnect are executed on the next connection")   \
-    X(refused_too_late, "MEM-1", "memory that cannot be had is given out all the same, and is not there")
+    X(old_operations, "ERR-6", "operations that were outstanding at disconnect are executed on the next connection")
 
 enum fault {
     FAULT_NONE = 0,
@@ -88,8 +87,6 @@ struct uccl_ep_device {
     const unsigned char *heap; /* own, as registered */
     uint64_t heap_bytes;
     unsigned char *scratch; /* stale_source: what was read ahead, registered as the mailbox */
-    void *unbacked;         /* refused_too_late: what was given out without being there */
-    uint64_t unbacked_bytes;
     struct uccl_ep_endpoint *endpoints;
     uccl_ep_device *next; /* of all in the process */
 };
@@ -153,8 +150,7 @@ static inline uint64_t now_of(const uccl_ep_endpoint *e) {
     return e->device->host->now_ns(e->device->host->context);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ queue.c
- */
+/* ---------------------------------------------------------------------------------------------------------- queue.c */
 
 uccl_ep_status queue_open(uccl_ep_endpoint *e, uint32_t peer);
 void queues_close(uccl_ep_endpoint *e);
@@ -167,8 +163,7 @@ bool hand(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, const uccl_ep_operati
 /* Position `at` has ended. */
 void end(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, int32_t status, int32_t vendor_code);
 
-/* ------------------------------------------------------------------------------------------------------------ fault.c
- */
+/* ---------------------------------------------------------------------------------------------------------- fault.c */
 
 #define SCRATCH_BYTES 65536u /* of one peer */
 #define SCRATCH_PEERS 16u
@@ -192,8 +187,10 @@ enum turn fault_turn(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, uint64_t n
 void fault_debt(uccl_ep_endpoint *e, uint32_t peer, uint64_t now);
 /* May the completion of `p` be given before it has ended? */
 bool fault_early(const uccl_ep_endpoint *e, const struct pending *p);
-/* The completion of `p` is given: false keeps it back for ever. */
-bool fault_give(uccl_ep_endpoint *e, uint32_t peer, const struct pending *p);
+/* `p` is complete, and the core is about to know it. */
+void fault_ended(uccl_ep_endpoint *e, uint32_t peer, const struct pending *p);
+/* A completion is given: false keeps it back for ever. */
+bool fault_give(uccl_ep_endpoint *e, uint32_t peer);
 /* All devices of the process: other_memory looks for one that is not its own. */
 void fault_device_opened(uccl_ep_device *device);
 void fault_device_closed(uccl_ep_device *device);

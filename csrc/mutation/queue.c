@@ -65,8 +65,7 @@ uccl_ep_status mutant_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_o
     return UCCL_EP_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- executing
- */
+/* -------------------------------------------------------------------------------------------------------- executing */
 
 bool hand(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, const uccl_ep_operation *operation) {
     const uccl_ep_backend *real = e->device->real;
@@ -112,9 +111,9 @@ void end(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, int32_t status, int32_
 static bool execute(uccl_ep_endpoint *e, uint32_t peer, uint64_t at) {
     struct queue *q = &e->queues[peer];
     struct pending *p = pending_at(e, peer, at);
-    if (chance(e, e->device->knobs.fail, 1000)) {
-        /* A lost acknowledgement looks like a lost operation (ERR-2): half of those that fail have taken effect. */
-        if (next_random(e) & 1) {
+    if (p->operation.kind == UCCL_EP_OPERATION_WRITE && chance(e, e->device->knobs.fail, 1000)) {
+        /* A lost acknowledgement looks like a lost operation (ERR-2): some of those that fail have taken effect. */
+        if (chance(e, 3, 4)) {
             end(e, peer, at, UCCL_EP_E_NIC, FAILED_ON_PURPOSE);
             return true;
         }
@@ -159,13 +158,13 @@ static void execute_some(uccl_ep_endpoint *e, uint32_t peer, uint64_t now) {
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- completing
- */
+/* ------------------------------------------------------------------------------------------------------- completing */
 
 static bool give_one(uccl_ep_endpoint *e, uint32_t peer, struct pending *p, uccl_ep_completion *out) {
     p->given = true;
+    fault_ended(e, peer, p);
     if (p->status == UCCL_EP_OK && !(p->operation.flags & UCCL_EP_OPERATION_SIGNALLED)) return false;
-    if (!fault_give(e, peer, p)) return false;
+    if (!fault_give(e, peer)) return false;
     *out = (uccl_ep_completion){
         .cookie = p->operation.cookie, .status = p->status, .peer = peer, .vendor_code = p->vendor_code};
     return true;

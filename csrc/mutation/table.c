@@ -27,8 +27,7 @@ static uccl_ep_status fail(const uccl_ep_host *host, uccl_ep_status status, cons
     return host->fail(host->context, status, 0, text);
 }
 
-/* ---------------------------------------------------------------------------------------------------- the real library
- */
+/* ------------------------------------------------------------------------------------------------- the real library */
 
 /* A name without a slash is a backend that lies beside this library. */
 static uccl_ep_status real_path(const uccl_ep_host *host, const char *real, char *path, size_t bytes) {
@@ -65,8 +64,7 @@ static uccl_ep_status load(const uccl_ep_host *host, const char *real, const ucc
     return UCCL_EP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- options
- */
+/* ---------------------------------------------------------------------------------------------------------- options */
 
 struct parsed {
     struct knobs knobs;
@@ -137,8 +135,7 @@ static uccl_ep_status parse(const uccl_ep_host *host, const char *options, struc
     return UCCL_EP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- control
- */
+/* ---------------------------------------------------------------------------------------------------------- control */
 
 /* `query` comes without options, so it describes the real device that was opened last, or the default one. */
 static const uccl_ep_backend *_Atomic last_real;
@@ -189,22 +186,14 @@ static void device_close(uccl_ep_device *device) {
     free(device);
 }
 
-/* refused_too_late: what is given out instead. */
-#define UNBACKED_BYTES 4096u
-
 static uccl_ep_status memory_alloc(uccl_ep_device *device, uint64_t bytes, uint32_t flags, void **base) {
     if (!device->real->memory_alloc)
         return fail(device->host, UCCL_EP_E_UNSUPPORTED, "the real backend gives no memory");
-    uccl_ep_status status = device->real->memory_alloc(device->inner, bytes, flags, base);
-    if (status != UCCL_EP_OK && device->knobs.fault == FAULT_refused_too_late) {
-        status = device->real->memory_alloc(device->inner, UNBACKED_BYTES, flags, base);
-        device->unbacked = *base;
-    }
-    return status;
+    return device->real->memory_alloc(device->inner, bytes, flags, base);
 }
 
 static void memory_free(uccl_ep_device *device, void *base, uint64_t bytes) {
-    device->real->memory_free(device->inner, base, base == device->unbacked ? UNBACKED_BYTES : bytes);
+    device->real->memory_free(device->inner, base, bytes);
 }
 
 static uccl_ep_status scratch_open(uccl_ep_device *device) {
@@ -226,12 +215,10 @@ static void scratch_close(uccl_ep_device *device) {
 }
 
 static uccl_ep_status region_register(uccl_ep_device *device, uccl_ep_region region, const uccl_ep_memory *memory) {
-    uccl_ep_memory mine = *memory;
-    if (device->unbacked && mine.base == device->unbacked) mine.bytes = UNBACKED_BYTES;
-    uccl_ep_status status = device->real->region_register(device->inner, region, &mine);
+    const uccl_ep_status status = device->real->region_register(device->inner, region, memory);
     if (status != UCCL_EP_OK || region != UCCL_EP_REGION_HEAP) return status;
     device->heap = memory->base;
-    device->heap_bytes = mine.bytes;
+    device->heap_bytes = memory->bytes;
     return fault_needs_scratch(device->knobs.fault) ? scratch_open(device) : UCCL_EP_OK;
 }
 
