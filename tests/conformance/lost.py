@@ -241,6 +241,31 @@ def stopped_peer(ctx: Context) -> None:
     ctx.check_equal(sorted(b.comm.lost), [], "ERR-1", "a rank that was stopped for a moment counts as lost")
 
 
+@case("err1.slow_peer", clauses=("ERR-1", "SIG-2", "SIG-1"), ranks=(2, 4), needs=("processes",), weak=True)
+def slow_peer(ctx: Context) -> None:
+    """Ranks that pause again and again, as on a machine under load: everything comes later, and nothing is lost."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    rounds, size = 60, 2048
+    pauses = set(ctx.rng.choice(rounds, 4, replace=False).tolist())
+    for k in range(rounds):
+        if k in pauses:
+            ctx.stop(ctx.rank, 0.03)
+        at = k * size % layout.room
+        b.place(layout.source(to) + at, message(ctx, size, ctx.rank, to, k))
+        b.channel().put_signal(to, layout.source(to) + at, layout.landing(ctx.rank) + at, size, 0)
+        b.wait_signal(0, k + 1, source=source)
+        want = message(ctx, size, source, ctx.rank, k)
+        b.compare(layout.landing(source) + at, want, "SIG-2", "a message of a slow rank is wrong", k=k)
+        b.expect(layout.landing(source) + at, want)
+        b.channel().signal(source, 1)  # it may write there again
+        b.wait_signal(1, k + 1, source=to)
+    b.expect_signal(0, rounds)
+    b.expect_signal(1, rounds)
+    ctx.check_equal(sorted(b.comm.lost), [], "ERR-1", "a slow rank counts as lost")
+
+
 @case(
     "err1.missing_at_the_start", clauses=("ERR-1",), ranks=(3,), needs=("processes",), comm={"bootstrap_timeout": 0.7}
 )

@@ -70,6 +70,34 @@ def no_address_space(ctx: Context) -> None:
     send_after(ctx)
 
 
+@case("mem1.kinds_of_pages", clauses=("MEM-1",), ranks=(2,))
+def kinds_of_pages(ctx: Context) -> None:
+    """Huge pages and locked memory are given as asked for, or refused with what would make it work; never in between."""
+    to, source = neighbours(ctx)
+    for wish in ({"huge_pages": True}, {"huge_pages": False}, {"lock_memory": True}):
+        refused = ""
+        try:
+            b = ctx.open(heap_bytes=2 << 20, **wish)
+        except UcclEpError as error:
+            refused = str(error)
+        outcomes = ctx.share(bool(refused))
+        ctx.check_equal(
+            len(set(outcomes)), 1, "MEM-1", "some ranks have a communicator and some were refused", wish=str(wish)
+        )
+        if refused:
+            ctx.check(len(refused) > 60, "MEM-1", "the refusal does not say what would make it work", got=refused)
+            continue
+        half = b.heap.size // 2
+        b.place(0, message(ctx, half, ctx.rank, to, 0))
+        ctx.barrier()
+        b.channel().put(to, 0, half, half).wait()
+        ctx.barrier()
+        want = message(ctx, half, source, ctx.rank, 0)
+        b.compare(half, want, "MEM-1", "memory of this kind was registered and does not work", wish=str(wish))
+        b.expect(half, want)
+        ctx.close(b)
+
+
 @case("mem1.no_descriptors", clauses=("MEM-1", "ERR-1"), ranks=(2,), needs=("processes",))
 def no_descriptors(ctx: Context) -> None:
     """One rank has no descriptors left: an error that names the limit, and nothing remains open."""

@@ -83,7 +83,12 @@ class Group:
     def run(self) -> GroupOutcome:
         began = time.monotonic()
         try:
-            self._fork_all()
+            # An interrupt comes before the first rank or after the last: each of them is known then.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+            try:
+                self._fork_all(before)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             end = began + self._limit
             while not self._finished():
                 now = time.monotonic()
@@ -123,7 +128,7 @@ class Group:
 
     # ------------------------------------------------------------------------------------------------- life and death
 
-    def _fork_all(self) -> None:
+    def _fork_all(self, mask: set[int | signal.Signals]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -134,6 +139,9 @@ class Group:
                 warnings.simplefilter("ignore")  # a nested group forks beside a reader thread, which holds no lock
                 pid = os.fork()
             if pid == 0:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 self._child(index, parent, ours, theirs, output)
             theirs.close()
             with contextlib.suppress(OSError):
@@ -154,8 +162,6 @@ class Group:
             if os.getppid() != parent:
                 os._exit(code)
             os.setpgid(0, 0)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             ours.close()
             for sibling in self._ranks:
                 sibling.sock.close()
