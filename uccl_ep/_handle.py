@@ -18,15 +18,18 @@ from ._native import lib
 from .errors import ChannelClosed, CommandError, DeadlineExceeded, ForkedError
 
 # A wait of the main thread comes up for air so often, since Python's signal handlers run only between calls.
-_BREATH = 0.2
+BREATH = 0.2
 # How long close() waits for calls that an abort has just ended.
 _CLOSE_SECONDS = 10.0
+
+
+def needs_breath(seconds: float) -> bool:
+    return seconds > BREATH and threading.current_thread() is threading.main_thread()
 
 
 class Handle:
     def __init__(self) -> None:
         self.pointer: Any = _native.NULL
-        self.keep: list[Any] = []  # what C points to: callbacks' contexts
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -44,23 +47,35 @@ class Handle:
         """Returns OK or IN_PROGRESS; raises anything else."""
         self._enter()
         try:
-            status = function(self.pointer, *arguments)
-            if status < 0:
-                raise info.last_error(status)
-            return status
-        except (OverflowError, TypeError) as error:
-            raise CommandError(f"not a valid argument: {error}") from None
+            return self._checked(function, *arguments)
         finally:
             self._leave()
+
+    def call_alone(self, function: Callable[..., int], *arguments: Any, timeout: float) -> int:
+        """With no other call inside; those that come meanwhile wait until it is over."""
+        self._enter(alone_within=timeout)
+        try:
+            return self._checked(function, *arguments)
+        finally:
+            self._leave(alone=True)
+
+    def _checked(self, function: Callable[..., int], *arguments: Any) -> int:
+        try:
+            status = function(self.pointer, *arguments)
+        except (OverflowError, TypeError) as error:
+            raise CommandError(f"not a valid argument: {error}") from None
+        if status < 0:
+            raise info.last_error(status)
+        return status
 
     def wait(self, function: Callable[..., int], *arguments: Any, timeout: float | None, default: float) -> bool:
         """A wait whose last C argument is the timeout. False: it was a poll (timeout 0) and is not finished."""
         total = default if timeout is None else timeout
-        if total <= _BREATH or threading.current_thread() is not threading.main_thread():
+        if not needs_breath(total):
             return self.call(function, *arguments, _native.nanoseconds(total)) == _native.OK
         end = time.monotonic() + total
         while True:
-            breath = min(_BREATH, max(end - time.monotonic(), 1e-6))
+            breath = min(BREATH, max(end - time.monotonic(), 1e-6))
             try:
                 self.call(function, *arguments, _native.nanoseconds(breath))
                 return True
@@ -68,53 +83,39 @@ class Handle:
                 if time.monotonic() >= end:
                     raise error.retold(f"within {breath:.3f} s", f"within {total:.3f} s") from None
 
-    def _enter(self) -> None:
+    # ---------------------------------------------------------------------------------------------- going in and out
+
+    def _enter(self, alone_within: float | None = None) -> None:
         if os.getpid() != self._pid:
             raise ForkedError("this communicator belongs to the parent process; make one of its own in the child")
         with self._lock:
             while self._alone and not self._closed:
                 self._changed.wait()
+            if alone_within is not None and not self._closed:
+                self._become_alone(alone_within)
             if self._closed or self.pointer == _native.NULL:
                 raise ChannelClosed("this communicator is closed")
             self._inside += 1
 
-    def _leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._changed.notify_all()
-
-    # --------------------------------------------------------------------------------------------------- being alone
-
-    def call_alone(self, function: Callable[..., int], *arguments: Any, timeout: float) -> int:
-        """With no other call inside; those that come meanwhile wait until it is over."""
-        self._enter()
-        with self._lock:
-            self._alone = True
-            self._inside -= 1
-            try:
-                if not self._changed.wait_for(lambda: self._inside == 0 or self._closed, timeout):
-                    raise DeadlineExceeded(
-                        f"{self._inside} other calls on this communicator did not end within {timeout:g} s: "
-                        "end its waits before a reset"
-                    )
-                if self._closed:
-                    raise ChannelClosed("this communicator is closed")
-                self._inside += 1
-            except BaseException:
-                self._alone = False
-                self._changed.notify_all()
-                raise
+    def _become_alone(self, timeout: float) -> None:
+        self._alone = True
         try:
-            status = function(self.pointer, *arguments)
-            if status < 0:
-                raise info.last_error(status)
-            return status
-        finally:
-            with self._lock:
+            if not self._changed.wait_for(lambda: self._closed or not self._inside, timeout):
+                raise DeadlineExceeded(
+                    f"{self._inside} other calls on this communicator did not end within {timeout:g} s: "
+                    "end its waits before a reset"
+                )
+        except BaseException:
+            self._alone = False
+            self._changed.notify_all()
+            raise
+
+    def _leave(self, alone: bool = False) -> None:
+        with self._lock:
+            self._inside -= 1
+            if alone:
                 self._alone = False
-            self._leave()
-            with self._lock:
+            if not self._inside:
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -135,4 +136,3 @@ class Handle:
                 raise DeadlineExceeded(f"{self._inside} calls did not end within {_CLOSE_SECONDS:g} s of the abort")
             pointer, self.pointer = self.pointer, _native.NULL
         lib.uccl_ep_comm_destroy(pointer)
-        self.keep.clear()

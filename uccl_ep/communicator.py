@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native, backends, commands, errors, info
-from ._handle import Handle
+from ._handle import BREATH, Handle, needs_breath
 from ._native import NULL, ffi, lib
 from .bootstrap import Bootstrap
 from .errors import CommandError
@@ -172,6 +173,7 @@ class Communicator:
         self._bootstrap = bootstrap
         self._timeout = timeout
         self._bootstrap_timeout = bootstrap_timeout
+        self._first_ticket = first_ticket
         self._handle = handle = Handle()
 
         config = ffi.new("uccl_ep_config *")
@@ -285,15 +287,34 @@ class Communicator:
 
     def quiet(self, timeout: float | None = None) -> None:
         """Until everything posted before on all channels is complete (QUI-2)."""
-        self._quiet(lib.uccl_ep_quiet, _native.NO_CHANNEL, timeout)
+        self._quiet(lib.uccl_ep_quiet, lib.uccl_ep_wait, _native.NO_CHANNEL, timeout)
 
     def quiet_source(self, timeout: float | None = None) -> None:
         """Until the sources of everything posted before may be changed (QUI-0)."""
-        self._quiet(lib.uccl_ep_quiet_source, _native.NO_CHANNEL, timeout)
+        self._quiet(lib.uccl_ep_quiet_source, lib.uccl_ep_wait_source, _native.NO_CHANNEL, timeout)
 
-    def _quiet(self, function: Any, channel: int, timeout: float | None) -> None:
-        if not self._handle.wait(function, channel, timeout=timeout, default=self._timeout):
+    def _quiet(self, quiet: Any, wait: Any, index: int, timeout: float | None) -> None:
+        handle, total = self._handle, self._timeout if timeout is None else timeout
+        end = time.monotonic() + total
+        breathes = needs_breath(total)
+        # A second quiet would also wait for what was posted since the first: a long one goes on with the tickets.
+        last = self._last_tickets(index) if breathes else {}
+        try:
+            done = handle.call(quiet, index, _native.nanoseconds(BREATH if breathes else total)) == _native.OK
+        except errors.DeadlineExceeded:
+            if not breathes:
+                raise
+            done = all(
+                handle.wait(wait, channel, ticket, timeout=max(end - time.monotonic(), 0), default=total)
+                for channel, ticket in last.items()
+            )
+        if not done:
             raise errors.DeadlineExceeded("not everything that was posted is complete yet", rank=self.rank)
+
+    def _last_tickets(self, index: int) -> dict[int, int]:
+        channels = range(self.info.channels) if index == _native.NO_CHANNEL else (index,)
+        posted = {channel: self.channel(channel).stats()["posted"] for channel in channels}
+        return {channel: self._first_ticket + count - 1 for channel, count in posted.items() if count}
 
     def barrier(self, timeout: float | None = None) -> None:
         """Of the ranks, out of band through the bootstrap. It says nothing about puts: quiet first."""
@@ -436,14 +457,10 @@ class Channel:
 
     def quiet(self, timeout: float | None = None) -> None:
         """Until everything posted before on this channel is complete (QUI-1)."""
-        self._quiet(lib.uccl_ep_quiet, timeout)
+        self._comm._quiet(lib.uccl_ep_quiet, lib.uccl_ep_wait, self.index, timeout)
 
     def quiet_source(self, timeout: float | None = None) -> None:
-        self._quiet(lib.uccl_ep_quiet_source, timeout)
-
-    def _quiet(self, function: Any, timeout: float | None) -> None:
-        if not self._handle.wait(function, self.index, timeout=timeout, default=self._timeout):
-            raise errors.DeadlineExceeded("not everything that was posted is complete yet", channel=self.index)
+        self._comm._quiet(lib.uccl_ep_quiet_source, lib.uccl_ep_wait_source, self.index, timeout)
 
     def stats(self) -> dict[str, int]:
         struct = ffi.new("uccl_ep_channel_stats *")

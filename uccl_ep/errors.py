@@ -79,11 +79,11 @@ class ErrorRecord:
 class UcclEpError(RuntimeError):
     """Root of the tree. Made from a record of the library, or from a text for what is found in Python."""
 
-    status = "E_INVALID"
+    _default = "E_INVALID"  # of an error that is found in Python
 
     def __init__(self, what: str | ErrorRecord, **facts: Any) -> None:
         if isinstance(what, str):
-            what = ErrorRecord(status=_native.status_value(self.status), text=what, **facts)
+            what = ErrorRecord(status=_native.status_value(self._default), text=what, **facts)
         self.record = what
         super().__init__(self._message())
 
@@ -91,6 +91,10 @@ class UcclEpError(RuntimeError):
         where = self.record.where()
         text = self.record.text or self.advice
         return f"{self.name}: {text} [{where}]" if where else f"{self.name}: {text}"
+
+    @property
+    def status(self) -> int:
+        return self.record.status
 
     @property
     def name(self) -> str:
@@ -110,74 +114,74 @@ class UcclEpError(RuntimeError):
 
 
 class CommandError(UcclEpError, ValueError):
-    status = "E_INVALID"
+    _default = "E_INVALID"
 
 
 class DeadlineExceeded(UcclEpError, TimeoutError):
-    status = "E_DEADLINE"
+    _default = "E_DEADLINE"
 
 
 class PeerLost(UcclEpError, ConnectionError):
-    status = "E_PEER_LOST"
+    _default = "E_PEER_LOST"
 
 
 class ChannelClosed(UcclEpError):
-    status = "E_CLOSED"
+    _default = "E_CLOSED"
 
 
 class Aborted(UcclEpError):
-    status = "E_ABORTED"
+    _default = "E_ABORTED"
 
 
 class BootstrapError(UcclEpError, ConnectionError):
-    status = "E_BOOTSTRAP"
+    _default = "E_BOOTSTRAP"
 
 
 class ForkedError(UcclEpError):
-    status = "E_FORKED"
+    _default = "E_FORKED"
 
 
 class OutOfMemory(UcclEpError, MemoryError):
-    status = "E_NO_MEMORY"
+    _default = "E_NO_MEMORY"
 
 
 class RegistrationError(UcclEpError):
-    status = "E_REGISTRATION"
+    _default = "E_REGISTRATION"
 
 
 class CapabilityError(UcclEpError):
-    status = "E_CAPABILITY"
+    _default = "E_CAPABILITY"
 
 
 class NicError(UcclEpError):
-    status = "E_NIC"
+    _default = "E_NIC"
 
 
 class NoDevice(UcclEpError):
-    status = "E_NO_DEVICE"
+    _default = "E_NO_DEVICE"
 
 
 class NotABackend(UcclEpError):
-    status = "E_NOT_A_BACKEND"
+    _default = "E_NOT_A_BACKEND"
 
 
 class AbiMismatch(UcclEpError):
-    status = "E_ABI"
+    _default = "E_ABI"
 
 
 class BackendFault(UcclEpError):
-    status = "E_BACKEND"
+    _default = "E_BACKEND"
 
 
 class Unsupported(UcclEpError):
-    status = "E_UNSUPPORTED"
+    _default = "E_UNSUPPORTED"
 
 
 class SystemError_(UcclEpError, OSError):
-    status = "E_SYSTEM"
+    _default = "E_SYSTEM"
 
 
-_BY_NAME: dict[str, type[UcclEpError]] = {kind.status: kind for kind in UcclEpError.__subclasses__()}
+_BY_NAME: dict[str, type[UcclEpError]] = {kind._default: kind for kind in UcclEpError.__subclasses__()}
 # Kinds of wrong command share a class; `name` tells them apart.
 for _name in ("E_RANGE", "E_ALIGNMENT", "E_MALFORMED"):
     _BY_NAME[_name] = CommandError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from uccl_ep import COMMAND_DTYPE, Communicator, Op, SingleProcess, encode, errors
+from uccl_ep import COMMAND_DTYPE, Communicator, Op, SingleProcess, encode, errors, paths
 
 if TYPE_CHECKING:
     from conftest import RunRanks
@@ -105,6 +105,48 @@ def test_a_malformed_command_fails_its_ticket_with_a_record(comm: Communicator) 
     record = comm.errors()[0]
     assert (record.name, record.channel, record.ticket, record.rank) == ("E_MALFORMED", 0, 0, 0)
     assert record.clause == "ERR-4"
+
+
+def on_mutant(options: dict[str, str], **others: Any) -> Communicator:
+    """On a NIC with the manners that are asked for: csrc/mutation/mutant.h."""
+    backend = paths.library_dir() / "libuccl_ep_backend_mutant.so"
+    return make(backend=backend, backend_options=options, **others)
+
+
+@pytest.mark.parametrize("what", ["quiet", "quiet_source"])
+def test_quiet_does_not_wait_for_what_is_posted_after(what: str) -> None:
+    """Another thread keeps the ring full. Also on a NIC so slow that the wait comes up for air."""
+    with on_mutant({"lazy": "20000"}, channels=2, ring_log2=6, first_ticket=2**33) as comm:
+        before = [comm.channel(1).signal(0, 0) for _ in range(60)][-1]
+        stop = threading.Event()
+
+        def post() -> None:
+            while not stop.is_set():
+                comm.channel(1).signal(0, 1)
+
+        poster = threading.Thread(target=post)
+        poster.start()
+        try:
+            getattr(comm, what)(timeout=25)
+            assert before.done() if what == "quiet" else before.source_done()
+            getattr(comm.channel(1), what)(timeout=25)
+        finally:
+            stop.set()
+            poster.join(30)
+        assert not poster.is_alive()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.1, 0.7])
+def test_quiet_has_a_deadline(timeout: float) -> None:
+    with on_mutant({"fault": "completions_stop"}, peer_timeout=60) as comm:
+        for _ in range(20):
+            comm.channel(0).signal(0, 0).wait()
+        comm.channel(0).signal(0, 0)  # the one that is never completed
+        begin = time.monotonic()
+        for quiet in (comm.quiet, comm.channel(0).quiet):
+            with pytest.raises(errors.DeadlineExceeded):
+                quiet(timeout=timeout)
+        assert 2 * timeout <= time.monotonic() - begin < 10
 
 
 def test_waits_have_deadlines(comm: Communicator) -> None:
