@@ -72,7 +72,7 @@ def no_address_space(ctx: Context) -> None:
 
 @case("mem1.kinds_of_pages", clauses=("MEM-1",), ranks=(2,))
 def kinds_of_pages(ctx: Context) -> None:
-    """Huge pages and locked memory are given as asked for, or refused with what would make it work; never in between."""
+    """Huge pages and locked memory are given as asked for, or refused with what would make it work."""
     to, source = neighbours(ctx)
     for wish in ({"huge_pages": True}, {"huge_pages": False}, {"lock_memory": True}):
         refused = ""

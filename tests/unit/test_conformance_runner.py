@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import json
 import os
@@ -121,6 +122,19 @@ def test_timeout_is_reported_with_what_hangs() -> None:
     assert "comm0" in outcome.detail["report"]["1"]
     assert "wait_signal" in outcome.detail["stacks"]["1"]
     assert outcome.seconds < 5
+
+
+def test_timeout_of_a_rank_that_holds_the_interpreter() -> None:
+    """It cannot answer, and still its stack is told."""
+
+    def hold_on(ctx: Context) -> None:
+        if ctx.rank == 1:
+            ctypes.PyDLL(None).sleep(60)
+
+    outcome = go(hold_on, timeout=1.0)
+    assert outcome.status == "timeout"
+    assert "hold_on" in outcome.detail["stacks"]["1"]
+    assert outcome.seconds < 6
 
 
 def test_timeout_of_a_rank_that_is_stopped() -> None:

@@ -123,6 +123,11 @@ class Group:
             self._timers.remove(timer)
             timer[1]()
 
+    def _turn_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not condition() and time.monotonic() < end:
+            self._turn(min(end, time.monotonic() + 0.02))
+
     def _finished(self) -> bool:
         return bool(self._ranks) and all(r.result is not None or not r.alive for r in self._ranks)
 
@@ -230,10 +235,12 @@ class Group:
             if rank.stopped:
                 os.kill(rank.pid, signal.SIGCONT)
             self._send(rank, {"op": "report"})
+        self._turn_until(lambda: not any(r.alive and not r.report for r in waiting), REPORT_SECONDS)
+        # One that holds the interpreter's lock cannot answer; the signal's handler needs no lock.
+        mute = [r for r in waiting if r.alive and not r.report]
+        for rank in mute:
             os.kill(rank.pid, signal.SIGUSR1)
-        end = time.monotonic() + REPORT_SECONDS
-        while time.monotonic() < end and any(r.alive and not r.report for r in waiting):
-            self._turn(end)
+        self._turn_until(lambda: all(not r.alive or self._output(r) for r in mute), REPORT_SECONDS / 2)
         names = ", ".join(str(r.index) for r in waiting)
         self._first = self._first or (
             "timeout",

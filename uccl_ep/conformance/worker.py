@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import json
 import os
@@ -46,6 +47,7 @@ class ProcessLink:
                         self._answers[message["id"]] = message
                         self._changed.notify_all()
                 elif message["op"] == "report":
+                    faulthandler.dump_traceback(file=2, all_threads=True)
                     try:
                         text = self.report()
                     except Exception as error:
