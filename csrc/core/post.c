@@ -75,7 +75,8 @@ static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint
     if (FAULT(reserve_race)) {
         *first = __atomic_load_n(&ring->producer->head, __ATOMIC_RELAXED);
         sched_yield();
-        __atomic_store_n(&ring->producer->head, *first + n, __ATOMIC_RELAXED);
+        if (__atomic_load_n(&ring->producer->head, __ATOMIC_RELAXED) < *first + n)
+            __atomic_store_n(&ring->producer->head, *first + n, __ATOMIC_RELAXED);
     } else {
         *first = uccl_ep_ring_reserve(ring, n);
     }

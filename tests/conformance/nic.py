@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations that the NIC itself fails: ERR-2, ERR-6.
 
-No case can make a NIC fail, so these ask for nothing of the kind. On one that does not fail they see that all goes well;
-on one that does, in a fabric or because a lane lets it, that nobody is told otherwise.
+No case can make a NIC fail, so these ask for nothing of the kind. On one that does not fail they see that all goes
+well; on one that does, in a fabric or because a lane lets it, that nobody is told otherwise.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ def success_means_done(ctx: Context) -> None:
 
 
 @case(
-    "err6.after_failures", clauses=("ERR-6", "SIG-1"), comm={"heap_bytes": 2 << 20, "ring_log2": 8}, timeout=40, weak=True
+    "err6.after_failures",
+    clauses=("ERR-6", "SIG-1"),
+    comm={"heap_bytes": 2 << 20, "ring_log2": 8},
+    timeout=40,
+    weak=True,
 )
 def after_failures(ctx: Context) -> None:
     """Rounds of traffic that may fail, each followed by a reset: nothing of before it is applied after it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`uccl-ep mutants`. Exit status: 0 all were killed, 1 one survived or its baseline is not clean, 2 the run cannot be made."""
+"""`uccl-ep mutants`. Exit status: 0 all were killed, 1 not all were, 2 the run cannot be made."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,6 +28,13 @@ SCHEMA = "uccl_ep.mutants/1"
 FAULT_POINTS = "UCCL_EP_FAULT_POINTS"
 # Nothing here takes so long; a case has a deadline of its own.
 WORKER_SECONDS = 900.0
+# Not from the current folder, which may be a source tree.
+_START = """
+import sys
+sys.path = [path for path in sys.path if path]
+from uccl_ep.mutants.worker import main
+main()
+"""
 
 
 class MutantsError(Exception):
@@ -72,10 +80,17 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "name": self.mutant.name, "clause": self.mutant.clause, "killed": self.killed, "by": self.by,
-            "what": self.mutant.what, "nic": self.mutant.nic, "seeds": list(self.seeds), "seconds": round(self.seconds, 2),
-            "kills": [asdict(k) for k in self.kills], "why_not": self.why_not,
-        }  # fmt: skip
+            "name": self.mutant.name,
+            "clause": self.mutant.clause,
+            "killed": self.killed,
+            "by": self.by,
+            "what": self.mutant.what,
+            "nic": self.mutant.nic,
+            "seeds": list(self.seeds),
+            "seconds": round(self.seconds, 2),
+            "kills": [asdict(k) for k in self.kills],
+            "why_not": self.why_not,
+        }
 
 
 @dataclass
@@ -88,8 +103,12 @@ class Result:
         return sum(v.killed for v in self.verdicts) / len(self.verdicts)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "mutants": [v.as_dict() for v in self.verdicts], "score": self.score,
-                "seconds": round(self.seconds, 1)}  # fmt: skip
+        return {
+            "schema": SCHEMA,
+            "mutants": [v.as_dict() for v in self.verdicts],
+            "score": self.score,
+            "seconds": round(self.seconds, 1),
+        }
 
 
 # What is told while it runs: the stage, how much of it is done, how much there is, and the mutant that was finished.
@@ -102,12 +121,14 @@ class _Workers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
+        self._over = False
 
     def __enter__(self) -> _Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
+            self._over = True
             for process in self._running:
                 # Its ranks are in groups of their own and die with it.
                 with contextlib.suppress(ProcessLookupError):
@@ -121,13 +142,18 @@ class _Workers:
             environment["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
             if fault_point:
                 environment[FAULT_POINTS] = fault_point
-        # Not from the current folder, which may be a source tree.
-        command = [sys.executable, "-P"] if sys.version_info >= (3, 11) else [sys.executable]
-        process = subprocess.Popen(
-            [*command, "-m", "uccl_ep.mutants.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
-        )  # fmt: skip
         with self._lock:
+            if self._over:
+                raise MutantsError("the run was ended")
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
             self._running.add(process)
         try:
             out, err = process.communicate(json.dumps(asdict(job)), timeout=WORKER_SECONDS)
@@ -140,7 +166,9 @@ class _Workers:
                 self._running.discard(process)
         if process.returncode:
             last = err.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-            raise MutantsError(f"a worker broke ({job.nic or 'no disturbance'}, fault point {fault_point!r}): {last[0]}")
+            raise MutantsError(
+                f"a worker broke ({job.nic or 'no disturbance'}, fault point {fault_point!r}): {last[0]}"
+            )
         for line in out.splitlines():
             yield json.loads(line)
 
@@ -166,12 +194,11 @@ def _check_installed() -> None:
 
 def run(mutants: Sequence[Mutant], seeds: Sequence[int], *, jobs: int, progress: Progress) -> Result:
     """Raises MutantsError if the run cannot be made; a mutant that survives is a result."""
-    import time
-
     _check_installed()
     began = time.monotonic()
     verdicts = {m.name: Verdict(m, tuple(seeds)) for m in mutants}
-    with _Workers() as workers, ThreadPoolExecutor(jobs) as pool:
+    # The workers end first, or the pool would wait for them.
+    with ThreadPoolExecutor(jobs) as pool, _Workers() as workers:
         nics = _look(workers, pool, sorted({m.nic for m in mutants}), seeds[0])
 
         def hunt(mutant: Mutant) -> Verdict:
@@ -181,8 +208,8 @@ def run(mutants: Sequence[Mutant], seeds: Sequence[int], *, jobs: int, progress:
             verdict.seconds = time.monotonic() - start
             return verdict
 
-        for i, verdict in enumerate(pool.map(hunt, mutants), 1):
-            progress("mutants", i, len(mutants), verdict)
+        for i, future in enumerate(as_completed([pool.submit(hunt, m) for m in mutants]), 1):
+            progress("mutants", i, len(mutants), future.result())
         _baselines(workers, pool, list(verdicts.values()), nics, jobs, progress)
     return Result(list(verdicts.values()), time.monotonic() - began)
 
@@ -203,9 +230,15 @@ def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) 
     mutant = verdict.mutant
     broken = ",".join(filter(None, (mutant.nic, f"fault={mutant.fault}"))) if mutant.place == "nic" else mutant.nic
     job = Job(
-        broken, verdict.seeds, mutant.clause, mutant.first, hanging=mutant.clause in ABOUT_HANGING,
-        time_scale=mutant.time_scale, capabilities=nic[0], strategy=nic[1],
-    )  # fmt: skip
+        broken,
+        verdict.seeds,
+        mutant.clause,
+        mutant.first,
+        hanging=mutant.clause in ABOUT_HANGING,
+        time_scale=mutant.time_scale,
+        capabilities=nic[0],
+        strategy=nic[1],
+    )
     try:
         for line in workers.run(job, mutant.fault if mutant.place == "core" else None):
             if line["killed"]:
@@ -217,9 +250,13 @@ def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) 
 
 
 def _baselines(
-    workers: _Workers, pool: ThreadPoolExecutor, verdicts: Sequence[Verdict],
-    nics: dict[str, tuple[dict[str, Any], str]], jobs: int, progress: Progress,
-) -> None:  # fmt: skip
+    workers: _Workers,
+    pool: ThreadPoolExecutor,
+    verdicts: Sequence[Verdict],
+    nics: dict[str, tuple[dict[str, Any], str]],
+    jobs: int,
+    progress: Progress,
+) -> None:
     """Each case that killed, once for all mutants with the same surroundings, without any fault."""
     wanted: dict[_Surroundings, dict[tuple[str, int], list[Kill]]] = {}
     for verdict in verdicts:
@@ -239,8 +276,14 @@ def _baselines(
         where, keys = part
         capabilities, strategy = nics[where.nic]
         seeds = tuple(sorted({seed for _, seed in keys}))
-        job = Job(where.nic, seeds, cases=tuple(keys), time_scale=where.time_scale, capabilities=capabilities,
-                  strategy=strategy)  # fmt: skip
+        job = Job(
+            where.nic,
+            seeds,
+            cases=tuple(keys),
+            time_scale=where.time_scale,
+            capabilities=capabilities,
+            strategy=strategy,
+        )
         for line in workers.run(job, "" if where.core else None):
             for kill in wanted[where][line["case"], line["seed"]]:
                 kill.clean = line["status"] == "pass"

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..conformance import registry, runner
+from ..conformance import runner
 from ..conformance.registry import Case
 from ..conformance.results import CaseResult
 from ..paths import library_dir
@@ -66,8 +66,15 @@ def _run(case: Case, job: Job, seed: int) -> bool:
     assert job.capabilities is not None
     result = runner.run_case(case, _options(job, seed), seed, job.capabilities)
     killed = is_kill(result, job.hanging)
-    _say(case=case.id, seed=seed, status=result.status, killed=killed, asserted=result.broken_clause or "",
-         message=result.message, seconds=round(result.seconds, 3))  # fmt: skip
+    _say(
+        case=case.id,
+        seed=seed,
+        status=result.status,
+        killed=killed,
+        asserted=result.broken_clause or "",
+        message=result.message,
+        seconds=round(result.seconds, 3),
+    )
     return killed
 
 
