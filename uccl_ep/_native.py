@@ -62,7 +62,9 @@ def nanoseconds(seconds: float | None) -> int:
     if seconds is None:
         return DEFAULT_TIMEOUT
     if not seconds >= 0:
-        raise ValueError(f"a timeout is not negative: {seconds!r} s")
+        from .errors import CommandError  # which needs this module
+
+        raise CommandError(f"a timeout is not negative: {seconds!r} s")
     # Everything waits for a bounded time; a century is what infinity gets.
     return 100 * 365 * 86400 * 10**9 if math.isinf(seconds) else min(int(seconds * 1e9), DEFAULT_TIMEOUT - 1)
 
