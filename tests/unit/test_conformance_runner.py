@@ -87,7 +87,7 @@ def test_the_others_do_not_blame_the_failed_rank() -> None:
 
     outcome = go(case)
     assert outcome.detail["message"] == "the cause"
-    assert outcome.seconds < 8
+    assert "fail" not in outcome.ranks[1:]
 
 
 @pytest.mark.parametrize("how", ["abort", "exit", "segfault"])
@@ -117,11 +117,12 @@ def test_timeout_is_reported_with_what_hangs() -> None:
         if ctx.rank == 1:
             b.comm.wait_signal(7, 1, timeout=60)
 
-    outcome = go(case, timeout=1.5)
+    # Long enough that both have come to their wait, on any machine.
+    outcome = go(case, timeout=6)
     assert outcome.status == "timeout"
     assert "comm0" in outcome.detail["report"]["1"]
     assert "wait_signal" in outcome.detail["stacks"]["1"]
-    assert outcome.seconds < 5
+    assert outcome.seconds < 30
 
 
 def test_timeout_of_a_rank_that_holds_the_interpreter() -> None:
@@ -131,10 +132,10 @@ def test_timeout_of_a_rank_that_holds_the_interpreter() -> None:
         if ctx.rank == 1:
             ctypes.PyDLL(None).sleep(60)
 
-    outcome = go(hold_on, timeout=1.0)
+    outcome = go(hold_on, timeout=4)
     assert outcome.status == "timeout"
     assert "hold_on" in outcome.detail["stacks"]["1"]
-    assert outcome.seconds < 6
+    assert outcome.seconds < 30
 
 
 def test_timeout_of_a_rank_that_is_stopped() -> None:
