@@ -13,7 +13,7 @@ import pytest
 
 from uccl_ep import Communicator, paths
 from uccl_ep.bootstrap import SingleProcess
-from uccl_ep.conformance.registry import CLAUSES
+from uccl_ep.conformance.registry import CLAUSES, load
 from uccl_ep.conformance.results import CaseResult
 from uccl_ep.errors import CommandError, NotABackend
 from uccl_ep.mutants import runner
@@ -42,6 +42,15 @@ def test_clauses() -> None:
     assert {m.clause for m in MUTANTS} >= NEEDED
     assert {m.clause for m in MUTANTS} <= set(CLAUSES)
     assert len({m.name for m in MUTANTS}) == len(MUTANTS)
+
+
+def test_cases_to_begin_with_are_there_and_cite_the_clause() -> None:
+    cases = {case.id: case for case in load()}
+    for mutant in MUTANTS:
+        for name in mutant.first:
+            case = cases[name.partition("@")[0]]
+            assert mutant.clause in case.clauses, (mutant.name, name)
+            assert "@" not in name or case.weak, (mutant.name, name)
 
 
 def test_names() -> None:
