@@ -164,6 +164,9 @@ static void *zeroed(size_t bytes) {
     return memset(memory, 0, bytes);
 }
 
+/* Room for any target that a command can name; pages behind the last rank are never touched. */
+#define PEERS_BYTES (UCCL_EP_MAX_RANKS * sizeof(struct peer))
+
 static uint32_t channels_of(const uccl_ep_comm *comm, uint32_t proxy_index) {
     const uint32_t n = comm->channels, proxies = comm->config.proxies;
     return n / proxies + (proxy_index < n % proxies);
@@ -182,21 +185,22 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
     p->window_log2 = config->ring_log2 + 1 < 6 ? 6 : config->ring_log2 + 1 > 12 ? 12 : config->ring_log2 + 1;
     p->channel = zeroed(p->channels * sizeof *p->channel);
     p->entries = zeroed(((size_t)p->channels << p->window_log2) * sizeof *p->entries);
-    p->peers = zeroed(comm->size * sizeof *p->peers);
+    p->peers = mmap(NULL, PEERS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p->peers == MAP_FAILED) p->peers = NULL;
     p->active = zeroed(comm->size * sizeof *p->active);
     p->busy = zeroed((comm->size + 63) / 64 * sizeof *p->busy);
     p->trace = zeroed(TRACE_ENTRIES * sizeof *p->trace);
-    if (!p->channel || !p->entries || !p->peers || !p->active || !p->busy || !p->trace)
+    p->trace_slots = zeroed(TRACE_ENTRIES * sizeof *p->trace_slots);
+    if (!p->channel || !p->entries || !p->peers || !p->active || !p->busy || !p->trace || !p->trace_slots)
         return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for proxy %u", index);
-    for (uint32_t target = 0; target < comm->size; target++) {
-        struct peer *q = &p->peers[target];
-        q->head = q->issue = q->tail = NONE;
-    }
+    for (uint32_t target = 0; target < comm->size; target++) p->peers[target].open = UINT64_MAX;
     for (uint32_t i = 0; i < p->channels; i++) {
         struct channel *c = &p->channel[i];
         c->index = index + i * config->proxies;
         c->granularity = config->granularity;
         c->window = &p->entries[(size_t)i << p->window_log2];
+        c->window_mask = (1ull << p->window_log2) - 1;
+        for (uint64_t k = 0; k <= c->window_mask; k++) c->window[k].channel = (uint8_t)i;
         c->counters = &comm->counters[first_counter + i];
         c->producer = zeroed(sizeof *c->producer);
         c->slots = zeroed(sizeof *c->slots << config->ring_log2);
@@ -238,12 +242,11 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_c
     p->in_order = agreed->flags & UCCL_EP_CAP_COMPLETES_IN_ORDER && p->error_stops;
     p->unsignalled = p->in_order && agreed->flags & UCCL_EP_CAP_UNSIGNALLED;
     /* What no completion covers yet, when a NIC took a part of a batch, holds room until more is submitted: over all
-     * peers at most a quarter of every limit, so that there is always room for that more. */
+     * peers at most a quarter of it, so that there is always room for that more. */
     uint32_t every =
         p->max_inflight_peer < p->max_inflight / p->size ? p->max_inflight_peer : p->max_inflight / p->size;
     every /= 4;
     p->signal_every = every < 1 ? 1 : every > 32 ? 32 : every;
-    p->signalled_bytes = p->max_inflight_bytes / 4 / p->size / p->signal_every;
 }
 
 static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
@@ -555,10 +558,11 @@ static void free_all(uccl_ep_comm *comm) {
         }
         free(p->channel);
         free(p->entries);
-        free(p->peers);
+        if (p->peers) munmap(p->peers, PEERS_BYTES);
         free(p->active);
         free(p->busy);
         free(p->trace);
+        free(p->trace_slots);
     }
     free(comm->proxies);
     free(comm->rings);

@@ -2,7 +2,8 @@
  *
  * failure.c: records of failures, closed (channel, target) pairs, lost ranks, and what waits make of them.
  *
- * The order that ERR-2 wants: record, then closure, then counters.failed, then (in retire.c) the counter that passes the ticket.
+ * The order that ERR-2 wants: record, then closure, then counters.failed, then (in retire.c) the counter that passes
+ * the ticket.
  */
 #include <stdio.h>
 
@@ -56,7 +57,7 @@ void publish_failed(uccl_ep_comm *comm, uint32_t channel) {
 void close_target(struct proxy *p, uint32_t channel_of_proxy, uint32_t target, uint64_t ticket, uint32_t record) {
     uccl_ep_comm *comm = p->comm;
     struct channel *c = &p->channel[channel_of_proxy];
-    p->peers[target].closed |= 1ull << channel_of_proxy;
+    p->peers[target].open &= ~(1ull << channel_of_proxy);
     pthread_mutex_lock(&comm->failure_lock);
     closure *k = &comm->closures[(size_t)c->index * comm->size + target];
     if (!k->record) k->record = record;
@@ -100,7 +101,8 @@ static void no_record(uccl_ep_comm *comm, uccl_ep_error *error, uint32_t channel
                              .ticket = ticket,
                              .clause = "ERR-6"};
     snprintf(error->text, sizeof error->text,
-             "a command failed, and there was no room for its record (%u are kept): exclude or reset the peers of the earlier "
+             "a command failed, and there was no room for its record (%u are kept): exclude or reset the peers of the "
+             "earlier "
              "ones",
              MAX_RECORDS);
 }
@@ -154,10 +156,12 @@ void failures_clear(uccl_ep_comm *comm) {
     pthread_mutex_unlock(&comm->failure_lock);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ public calls */
+/* ------------------------------------------------------------------------------------------------------------ public
+ * calls */
 
 uccl_ep_status uccl_ep_errors(uccl_ep_comm *comm, uccl_ep_error *errors, uint32_t max, uint32_t *total) {
-    if (!comm || !total || (max && !errors)) return fail_local(UCCL_EP_E_INVALID, "", "comm, errors and total are required");
+    if (!comm || !total || (max && !errors))
+        return fail_local(UCCL_EP_E_INVALID, "", "comm, errors and total are required");
     pthread_mutex_lock(&comm->failure_lock);
     uint32_t n = 0;
     for (uint32_t i = 0; i < comm->record_count; i++) {
@@ -183,7 +187,8 @@ uccl_ep_status uccl_ep_exclude(uccl_ep_comm *comm, uint32_t rank) {
     uccl_ep_status status = check_usable(comm);
     if (status != UCCL_EP_OK) return status;
     if (rank >= comm->size || rank == comm->rank)
-        return fail_local(UCCL_EP_E_RANGE, "ERR-5", "rank %u cannot be excluded by rank %u of %u", rank, comm->rank, comm->size);
+        return fail_local(UCCL_EP_E_RANGE, "ERR-5", "rank %u cannot be excluded by rank %u of %u", rank, comm->rank,
+                          comm->size);
     if (bitmap_test(comm->excluded, rank)) return UCCL_EP_OK;
     /* First no post may start, then the proxies give up what they have, then what failed so far is acknowledged. */
     for (uint32_t i = 0; i < comm->channels; i++)

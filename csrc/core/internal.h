@@ -12,7 +12,8 @@
  *
  * The list keeps all that a proxy has for one peer in posting order: it is the submission order, the order in which a
  * NIC with cumulative completions retires, and for sender hold the answer to "is everything before this signal
- * complete?". So the state of a peer is one cache line, whatever the number of channels.
+ * complete?". So the state of a peer is one cache line, whatever the number of channels. What lies before `issue` is
+ * submitted; nothing else says so.
  */
 #ifndef UCCL_EP_CORE_INTERNAL_H
 #define UCCL_EP_CORE_INTERNAL_H
@@ -42,11 +43,12 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-#define NONE UINT32_MAX
+#define NONE UINT32_MAX /* no rank */
 #define MAX_CHANNELS_PER_PROXY 64u
 #define MAX_PROXIES 32u
 #define MAX_RECORDS 256u
-#define BATCH_OPERATIONS 64u /* of one submit; and commands taken from one ring in one pass */
+#define BATCH_OPERATIONS 128u /* of one submit */
+#define TAKE_COMMANDS 128u    /* from one ring in one pass */
 #define TRACE_ENTRIES 1024u
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
 #define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */
@@ -55,34 +57,45 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
  * entries */
 
 enum stage {
-    STAGE_FREE = 0,
-    STAGE_QUEUED,     /* nothing or a part of the put has been submitted */
-    STAGE_SIGNAL_DUE, /* the put is submitted, the signal comes next */
-    STAGE_HELD,       /* the put is submitted, the signal waits for all before it */
-    STAGE_ISSUED,     /* all is submitted */
-    STAGE_RETIRED     /* off the list: complete or failed */
+    STAGE_FREE = 0,  /* never used, or off the list: complete or failed */
+    STAGE_TAKEN,     /* on the list; submitted if it lies before `issue` of its peer */
+    STAGE_SKIPPED,   /* failed: what is not submitted of it will not be */
+    STAGE_HELD,      /* sender hold: the put is submitted, the signal waits for all before it */
+    STAGE_SIGNAL_DUE /* sender hold: all before it is complete, the signal comes next */
+};
+
+/* What changes while an entry is on the list: one word, so that "taken, and nothing done yet" is one store and one
+ * comparison. */
+struct entry_state {
+    uint8_t stage;
+    uint8_t flags;         /* ENTRY_* */
+    uint16_t outstanding;  /* other NICs: operations without completion */
+    uint32_t bytes_issued; /* of the put: submitted */
 };
 
 struct entry {
     uint64_t local, remote, add;
-    uint32_t next; /* in the order list of its peer */
+    struct entry *next; /* behind it in the list of its peer, or NULL */
     uint32_t bytes;
-    uint32_t bytes_issued;
     uint32_t slot;
-    uint32_t ticket_low;  /* low half of the ticket */
-    uint32_t last_seq;    /* in-order NICs: sequence of its last operation */
-    uint16_t outstanding; /* other NICs: operations without completion */
-    uint16_t group;       /* other NICs: entries that the operation of this one carries, itself first */
+    uint32_t last_seq; /* in-order NICs: sequence of its last operation, or of the one before it if it has none */
     uint16_t target;
-    uint8_t channel; /* of the proxy */
     uint8_t op;
-    uint8_t stage;
-    uint8_t source_done;
-    uint8_t failed;
-    uint8_t counted; /* its bytes are in inflight_bytes */
-    uint8_t pad[4];
+    uint8_t channel; /* of the proxy; never changes */
+    union {
+        struct entry_state state;
+        struct {
+            uint8_t stage, flags;
+            uint16_t outstanding;
+            uint32_t bytes_issued;
+        };
+    };
+    uint32_t group; /* other NICs: entries that an operation of this one carries, itself first */
 };
 _Static_assert(sizeof(struct entry) == 64, "an entry is one cache line");
+#define ENTRY_SOURCE_DONE 1u
+#define ENTRY_FAILED 2u
+#define ENTRY_FOLLOWED 4u /* the next one on the list writes right behind this one's target bytes */
 
 /* -----------------------------------------------------------------------------------------------------------------
  * peers */
@@ -94,19 +107,19 @@ enum peer_state {
 };
 
 struct peer {
-    uint32_t head, issue, tail; /* order list; NONE: empty, or nothing to be submitted */
-    uint32_t seq_issued;        /* in-order NICs: sequence of the last operation submitted */
-    uint32_t seq_completed;
-    uint32_t inflight;    /* operations submitted and not completed */
-    uint64_t closed;      /* bit c: channel c of the proxy towards this peer */
-    uint64_t progress_ns; /* when the head last moved, or the list last began */
+    struct entry *head, *tail; /* order list; NULL: empty */
+    struct entry *issue;       /* next to be submitted; NULL: nothing is */
+    uint64_t open;             /* bit c: channel c of the proxy may send to it; a rank that does not exist has none */
+    uint64_t progress_ns;      /* when the head last moved, or the list last began */
+    uint64_t inflight_bytes;
+    uint32_t seq_issued;    /* operations submitted */
+    uint32_t seq_completed; /* and completed; in-order NICs: all up to this one */
+    uint16_t failure;       /* record + 1 of why it is failing */
     uint16_t incarnation;
     uint8_t state;
-    uint8_t active;   /* it is in the proxy's list of peers to be served */
-    uint32_t failure; /* record + 1 of why it is failing */
-    uint64_t inflight_bytes;
-    uint8_t limited; /* our own limits kept it from submitting */
-    uint8_t pad[7];
+    uint8_t active;    /* it is in the proxy's list of peers to be served */
+    uint8_t limited;   /* our own limits kept it from submitting */
+    uint8_t uncovered; /* no completion will tell of the operation submitted last, but of one to come */
 };
 _Static_assert(sizeof(struct peer) == 64, "a peer is one cache line (contract: <= 64 bytes a peer and proxy)");
 
@@ -121,6 +134,7 @@ struct channel {
     uint64_t source; /* as published, or about to be */
     uint64_t complete;
     struct entry *window;
+    uint64_t window_mask;
     uint32_t index; /* in the communicator */
     uint32_t granularity;
     bool closed;            /* not drained any more */
@@ -133,6 +147,13 @@ struct channel {
 /* -----------------------------------------------------------------------------------------------------------------
  * proxy */
 
+/* Of the flight recorder: `n` commands from `ticket` on were taken at once. Their words end at position `end` of
+ * trace_slots. */
+struct trace_run {
+    uint64_t time_ns, ticket, end;
+    uint32_t n, channel;
+};
+
 struct proxy {
     struct uccl_ep_comm *comm;
     uccl_ep_endpoint *endpoint;
@@ -142,16 +163,16 @@ struct proxy {
     struct entry *entries;   /* [channels << window_log2] */
     uint32_t window_log2;
     uint32_t ring_log2;
-    struct peer *peers; /* [size] */
+    struct peer *peers; /* [UCCL_EP_MAX_RANKS], so that any target can be looked up; touched up to `size` */
     uint16_t *active;   /* peers with something to submit */
     uint32_t active_count;
     uint32_t drain_first; /* channel that goes first in this pass */
     uint64_t *busy;       /* bitmap of peers with a list */
-    uint64_t dirty;       /* channels whose counters moved in this pass */
+    bool moved;           /* something left a list in this pass: counters may follow */
     /* agreed limits */
-    uint32_t max_inflight_peer, max_inflight, max_batch, signal_every;
-    uint64_t max_inflight_bytes, max_message_bytes;
-    uint64_t signalled_bytes; /* so long an operation gives a completion of its own */
+    uint32_t max_inflight_peer, max_inflight, max_batch, max_message_bytes;
+    uint64_t max_inflight_bytes;
+    uint32_t signal_every; /* operations: for so many a completion, at least */
     uint64_t heap_bytes;
     uint32_t signals;
     uint32_t size;
@@ -162,8 +183,10 @@ struct proxy {
     uint64_t now_ns, housekeeping_ns;
     uint32_t failing; /* peers in PEER_FAILING */
     bool endpoint_broken;
-    uccl_ep_trace_entry *trace; /* [TRACE_ENTRIES] */
-    _Atomic uint64_t trace_next;
+    struct trace_run *trace;   /* [TRACE_ENTRIES] */
+    uccl_ep_slot *trace_slots; /* [TRACE_ENTRIES] */
+    uint64_t trace_end;        /* commands recorded so far */
+    _Atomic uint64_t trace_runs;
     uccl_ep_proxy_stats stats;
     pthread_t thread;
     bool thread_runs;
@@ -214,14 +237,30 @@ typedef struct uccl_ep_comm {
     _Atomic uint64_t *excluded; /* bitmap */
 } uccl_ep_comm;
 
-static inline struct entry *entry_at(const struct proxy *p, uint32_t id) {
-    return &p->entries[id];
+static inline uint32_t peer_inflight(const struct peer *q) {
+    return q->seq_issued - q->seq_completed;
 }
 
-static inline uint64_t ticket_of(const struct channel *c, const struct entry *e) {
-    /* An entry is at most a window behind `taken`, so 32 bits tell the whole. */
-    return c->taken - (uint32_t)((uint32_t)c->taken - e->ticket_low);
+/* Sender hold: all before the held signal at the head is complete. */
+static inline bool signal_due(const struct proxy *p, const struct peer *q) {
+    return p->hold && q->head && q->head->stage == STAGE_SIGNAL_DUE;
 }
+
+/* An entry in use lies at most a window ahead of `complete`, so its place tells its ticket. */
+static inline uint64_t ticket_of(const struct channel *c, const struct entry *e) {
+    return c->complete + (((uint64_t)(e - c->window) - c->complete) & c->window_mask);
+}
+
+/* What an entry has: the bits of its operation say it. */
+static inline bool has_put(const struct entry *e) {
+    return e->op & 1;
+}
+static inline bool has_signal(const struct entry *e) {
+    return e->op & 2;
+}
+_Static_assert((UCCL_EP_OP_PUT & 3) == 1 && (UCCL_EP_OP_SIGNAL & 3) == 2 && (UCCL_EP_OP_PUT_SIGNAL & 3) == 3 &&
+                   (UCCL_EP_OP_FLUSH & 3) == 0,
+               "the operation's bits tell what it has");
 
 static inline bool bitmap_test(_Atomic uint64_t *map, uint32_t bit) {
     return atomic_load_explicit(&map[bit >> 6], memory_order_acquire) >> (bit & 63) & 1;
@@ -275,17 +314,20 @@ bool proxy_pass(struct proxy *p);
 void *proxy_main(void *argument);
 bool proxy_idle(const struct proxy *p);
 
+/* trace.c: the flight recorder */
+void trace_record(struct proxy *p, const struct channel *c, uint64_t ticket, uint32_t n);
+
 /* issue.c: order lists to operations */
 void issue_peer(struct proxy *p, uint32_t target);
 void endpoint_poll_failed(struct proxy *p, int32_t status);
 void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status);
-void activate(struct proxy *p, uint32_t target);
+void activate(struct proxy *p, struct peer *q);
 
 /* retire.c: completions to counters */
 void retire_completion(struct proxy *p, const uccl_ep_completion *completion);
 void retire_head(struct proxy *p, uint32_t target);
 void window_advance(struct proxy *p, struct channel *c);
-void entry_failed(struct proxy *p, uint32_t target, uint32_t id, const uccl_ep_error *error);
+void entry_failed(struct proxy *p, uint32_t target, struct entry *failed, const uccl_ep_error *error);
 void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error);
 void peer_failing_step(struct proxy *p, uint32_t target);
 

@@ -2,213 +2,212 @@
  *
  * issue.c: from a peer's order list to operations of the NIC.
  *
- * Two walks over the same entries. The first plans operations within the limits and changes nothing; the NIC says how many it took;
- * the second does the books for exactly those. A NIC without room thus costs nothing but the plan (B1: never advance an index
- * before the NIC has said yes).
+ * A walk from `issue` plans a batch within the limits and moves `issue` behind it. A NIC that takes less than all of it
+ * has the walk taken back and done again for exactly what it took, so what it refused was never issued (B1: never
+ * advance an index before the NIC has said yes).
  */
 #include "internal.h"
 
-/* What a planned operation stands for. */
-typedef struct plan {
-    uint32_t bytes;
-    uint32_t group; /* entries whose puts it carries */
-} plan;
-
-void activate(struct proxy *p, uint32_t target) {
-    struct peer *q = &p->peers[target];
+void activate(struct proxy *p, struct peer *q) {
     if (q->active) return;
     q->active = 1;
-    p->active[p->active_count++] = (uint16_t)target;
+    p->active[p->active_count++] = (uint16_t)(q - p->peers);
 }
 
 /*
- * Limits share what is left: a peer may hold as much as is still free for all others together. A stalled peer thus never takes the last of it
- * (PRG-2), and a peer alone still gets half. (Dynamic thresholds of shared-memory switches: Choudhury and Hahne, 1998.)
+ * Limits share what is left: a peer may hold as much as is still free for all others together. A stalled peer thus
+ * never takes the last of it (PRG-2), and a peer alone still gets half. (Dynamic thresholds of shared-memory switches:
+ * Choudhury and Hahne, 1998.)
  */
 static uint32_t operations_allowed(const struct proxy *p, const struct peer *q) {
     const uint32_t left = p->max_inflight - p->inflight;
-    uint32_t room = left > q->inflight ? left - q->inflight : 0;
-    if (!room && !q->inflight && left) room = 1;
-    if (q->inflight + room > p->max_inflight_peer)
-        room = p->max_inflight_peer > q->inflight ? p->max_inflight_peer - q->inflight : 0;
+    const uint32_t mine = peer_inflight(q);
+    uint32_t room = left > mine ? left - mine : 0;
+    if (!room && !mine && left) room = 1;
+    if (mine + room > p->max_inflight_peer) room = p->max_inflight_peer > mine ? p->max_inflight_peer - mine : 0;
     return room < p->max_batch ? room : p->max_batch;
 }
 
-static bool bytes_allowed(const struct proxy *p, const struct peer *q, uint64_t planned, uint64_t more) {
+static uint64_t bytes_allowed(const struct proxy *p, const struct peer *q) {
+    const uint64_t used = p->inflight_bytes + q->inflight_bytes;
+    return used < p->max_inflight_bytes ? (p->max_inflight_bytes - used) / 2 : 0;
+}
+
+/* More than its share of bytes, after `planned`? A put larger than all limits goes in one of these ways, too. */
+static bool bytes_allowed_beyond(const struct proxy *p, const struct peer *q, uint64_t planned, uint32_t length) {
     const uint64_t total = p->inflight_bytes + planned;
-    const uint64_t mine = q->inflight_bytes + planned;
-    /* A quarter may be held by operations without a completion (signal_every): whatever waits for less waits for ever. A put
-     * larger than the limit goes then, too. */
     if (total <= p->max_inflight_bytes / 4) return true;
-    if (total + more > p->max_inflight_bytes) return false;
-    return !mine || mine + more <= p->max_inflight_bytes - total;
+    /* What it has in flight comes back only once it submits more. */
+    if (q->uncovered && !planned) return true;
+    return !q->inflight_bytes && !planned && total + length <= p->max_inflight_bytes;
 }
 
-static bool has_put(const struct entry *e) { return e->op & 1; }
-static bool has_signal(const struct entry *e) { return e->op & 2; }
-_Static_assert((UCCL_EP_OP_PUT & 3) == 1 && (UCCL_EP_OP_SIGNAL & 3) == 2 && (UCCL_EP_OP_PUT_SIGNAL & 3) == 3 &&
-                   (UCCL_EP_OP_FLUSH & 3) == 0,
-               "the operation's bits tell what it has");
+/* A batch in the making. */
+typedef struct batch {
+    uint32_t room, n; /* operations: at most, and planned */
+    uint32_t holds, merged, flow_stops;
+    uint64_t bytes; /* of the puts planned */
+    uccl_ep_operation operations[BATCH_OPERATIONS];
+} batch;
 
-/* The bytes right behind `e`'s, on the same channel, both here and there. */
-static bool adjacent(const struct entry *e, const struct entry *next, uint64_t bytes) {
-    return next->channel == e->channel && next->stage == STAGE_QUEUED && has_put(next) && next->bytes &&
-           (next->local == e->local + bytes || FAULT(merge_across_gap)) && next->remote == e->remote + bytes &&
-           !next->bytes_issued;
+static inline void write_put(uccl_ep_operation *o, const struct entry *e, uint32_t begin, uint32_t length) {
+    o->kind = UCCL_EP_OPERATION_WRITE;
+    o->flags = 0;
+    o->local_region = UCCL_EP_REGION_HEAP;
+    o->remote_region = UCCL_EP_REGION_HEAP;
+    o->length = length;
+    o->local_offset = e->local + begin;
+    o->remote_offset = e->remote + begin;
+    o->value = 0;
 }
 
-static inline uint64_t cookie_of(const struct proxy *p, const struct peer *q, uint32_t id, uint32_t seq) {
-    if (p->in_order) return (uint64_t)q->incarnation << 32 | seq;
-    return (uint64_t)p->entries[id].ticket_low << 32 | id;
+static inline void write_signal(uccl_ep_operation *o, const struct entry *e) {
+    o->kind = UCCL_EP_OPERATION_ADD64;
+    o->flags = 0;
+    o->local_region = 0;
+    o->remote_region = UCCL_EP_REGION_SIGNALS;
+    o->length = 8;
+    o->local_offset = 0;
+    o->remote_offset = (uint64_t)e->slot * 8;
+    o->value = e->add;
 }
 
-static inline void plan_add(uccl_ep_operation *o, const struct entry *e) {
-    *o = (uccl_ep_operation){.kind = UCCL_EP_OPERATION_ADD64,
-                             .remote_region = UCCL_EP_REGION_SIGNALS,
-                             .length = 8,
-                             .remote_offset = (uint64_t)e->slot * 8,
-                             .value = e->add};
-}
-
-/* First walk. Fills operations and plans; returns how many. */
-static uint32_t plan_batch(struct proxy *p, struct peer *q, uccl_ep_operation *operations, plan *plans, uint32_t room) {
-    uint32_t n = 0;
-    uint32_t seq = q->seq_issued;
-    uint64_t planned = 0;
-
-    if (p->hold && q->head != NONE && entry_at(p, q->head)->stage == STAGE_SIGNAL_DUE) {
-        plan_add(&operations[0], entry_at(p, q->head));
-        operations[0].cookie = cookie_of(p, q, q->head, ++seq);
-        plans[0] = (plan){0, 1};
-        n = 1;
-    }
-    for (uint32_t id = q->issue; id != NONE;) {
-        struct entry *e = entry_at(p, id);
-        uint32_t group = 1;
-        if (e->stage == STAGE_QUEUED && has_put(e) && e->bytes) {
-            if (n == room) break;
-            if (!e->counted && !bytes_allowed(p, q, planned, e->bytes)) {
-                p->stats.flow_stops++;
-                break;
-            }
-            uint32_t done = e->bytes_issued;
-            uint32_t length = e->bytes - done;
-            if (length > p->max_message_bytes) length = (uint32_t)p->max_message_bytes;
-            if (p->merge && !done && length == e->bytes) {
-                for (uint32_t other = e->next; other != NONE && e->op == UCCL_EP_OP_PUT; group++) {
-                    const struct entry *next = entry_at(p, other);
-                    if (!adjacent(e, next, length) || (uint64_t)length + next->bytes > p->max_message_bytes ||
-                        !bytes_allowed(p, q, planned, (uint64_t)length + next->bytes))
-                        break;
-                    length += next->bytes;
-                    id = other;
-                    other = next->op == UCCL_EP_OP_PUT ? next->next : NONE;
-                }
-            }
-            struct entry *last = entry_at(p, id);
-            for (;;) {
-                uccl_ep_operation *o = &operations[n];
-                o->kind = UCCL_EP_OPERATION_WRITE;
-                o->flags = 0;
-                o->local_region = o->remote_region = UCCL_EP_REGION_HEAP;
-                o->length = length;
-                o->local_offset = e->local + done;
-                o->remote_offset = e->remote + done;
-                o->value = 0;
-                o->cookie = cookie_of(p, q, (uint32_t)(e - p->entries), ++seq);
-                plans[n++] = (plan){length, group};
-                done += length;
-                if (group > 1 || done == e->bytes || n == room) break;
-                length = e->bytes - done;
-                if (length > p->max_message_bytes) length = (uint32_t)p->max_message_bytes;
-            }
-            if (group == 1 && done < e->bytes) break;
-            planned += group > 1 ? length : e->bytes;
-            if (FAULT(drop_split_tail) && e->bytes > p->max_message_bytes) operations[n - 1].length = 0;
-            e = last;
-        }
-        if (has_signal(e) && (e->stage == STAGE_QUEUED || e->stage == STAGE_SIGNAL_DUE) &&
-            (!p->hold || FAULT(signal_not_held))) {
-            if (n == room) break;
-            plan_add(&operations[n], e);
-            operations[n].cookie = cookie_of(p, q, (uint32_t)(e - p->entries), ++seq);
-            plans[n++] = (plan){0, 1};
-        }
-        id = e->next;
-    }
-    return n;
-}
-
-static inline void account(struct proxy *p, struct peer *q, struct entry *e) {
-    q->seq_issued++;
-    q->inflight++;
-    p->inflight++;
-    e->last_seq = q->seq_issued;
+/* Completions of an in-order NIC are told by sequence; of another by entry and ticket, which this gives. */
+__attribute__((noinline)) static uint64_t count_outstanding(const struct proxy *p, struct entry *e) {
     e->outstanding++;
+    e->group = 1;
+    return ticket_of(&p->channel[e->channel], e) << 32 | (uint32_t)(e - p->entries);
 }
 
-static inline void count_bytes(struct proxy *p, struct peer *q, struct entry *e) {
-    if (e->counted) return;
-    e->counted = 1;
-    q->inflight_bytes += e->bytes;
-    p->inflight_bytes += e->bytes;
-}
-
-/* Second walk: the first `accepted` planned operations were taken. */
-static void commit_batch(struct proxy *p, struct peer *q, const plan *plans, uint32_t accepted) {
-    uint32_t i = 0;
-    if (p->hold && q->head != NONE && entry_at(p, q->head)->stage == STAGE_SIGNAL_DUE) {
-        if (!accepted) return;
-        struct entry *e = entry_at(p, q->head);
-        account(p, q, e);
-        e->stage = STAGE_ISSUED;
-        i = 1;
+/*
+ * `o` carries the whole put of `first`. Let it carry what follows as long as channel, source and target go on where the
+ * last one ended. Returns the last entry carried; no other of them has a signal.
+ */
+static struct entry *merge(const struct proxy *p, batch *b, uccl_ep_operation *o, struct entry *first,
+                           uint64_t bytes_room) {
+    struct entry *last = first;
+    while (last->flags & ENTRY_FOLLOWED) {
+        struct entry *next = last->next;
+        if (next->channel != first->channel || next->stage != STAGE_TAKEN || !next->bytes || next->bytes > bytes_room ||
+            (uint64_t)o->length + next->bytes > p->max_message_bytes)
+            break;
+        if (next->local != last->local + last->bytes && !FAULT(merge_across_gap)) break;
+        bytes_room -= next->bytes;
+        o->length += next->bytes;
+        next->bytes_issued = next->bytes;
+        if (p->in_order) {
+            last->last_seq = (uint32_t)o->cookie;
+        } else {
+            next->outstanding++;
+            first->group++;
+        }
+        b->merged++;
+        last = next;
     }
-    while (q->issue != NONE) {
-        struct entry *e = entry_at(p, q->issue);
-        if (e->stage == STAGE_QUEUED) {
-            e->last_seq = q->seq_issued; /* of a command without an operation: done when all before it is */
-            if (has_put(e) && e->bytes) {
-                if (i == accepted) break;
-                if (plans[i].group > 1) {
-                    const uint32_t group = plans[i].group;
-                    e->group = (uint16_t)group;
-                    account(p, q, e);
-                    p->stats.merged += group - 1;
-                    for (uint32_t k = 1;; k++) {
-                        count_bytes(p, q, e);
-                        e->bytes_issued = e->bytes;
-                        if (k == group) break;
-                        e->stage = STAGE_ISSUED;
-                        q->issue = e->next;
-                        e = entry_at(p, e->next);
-                        e->last_seq = q->seq_issued;
-                        e->outstanding++;
-                    }
-                    i++;
-                } else {
-                    count_bytes(p, q, e);
-                    while (e->bytes_issued < e->bytes && i < accepted) {
-                        e->bytes_issued += plans[i++].bytes;
-                        account(p, q, e);
-                    }
-                    if (e->bytes_issued < e->bytes) break;
-                }
+    return last;
+}
+
+/*
+ * Fill a batch of up to b->room operations, and move `issue` behind what it carries. The strategy and the kind of NIC
+ * are constants here, so that each has a loop without the questions of the others.
+ */
+static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struct peer *q, batch *b, bool in_order,
+                                                          bool hold) {
+    /* Copies: for all that the compiler knows, the stores below could change what p and q point to. */
+    const uint32_t max_message = p->max_message_bytes;
+    static const struct entry_state fresh = {.stage = STAGE_TAKEN};
+    uccl_ep_operation *o = b->operations, *const end = o + b->room;
+    uint64_t cookie = (uint64_t)q->incarnation << 32 | q->seq_issued; /* of the last operation, on in-order NICs */
+    uint64_t granted = bytes_allowed(p, q), bytes_room = granted;
+    b->holds = b->merged = b->flow_stops = 0;
+
+    if (hold && signal_due(p, q) && o != end) {
+        write_signal(o, q->head);
+        o++->cookie = in_order ? ++cookie : count_outstanding(p, q->head);
+        q->head->last_seq = (uint32_t)cookie;
+        q->head->stage = STAGE_TAKEN;
+    }
+    struct entry *e = q->issue;
+    while (e) {
+        const uint32_t bytes = e->bytes;
+        if (LIKELY(!memcmp(&e->state, &fresh, sizeof fresh))) {
+            /* A put of one operation, as nearly all are; or none. */
+            if (bytes) {
+                if (o == end) goto full;
+                if (UNLIKELY(bytes > max_message || bytes > bytes_room)) goto pieces;
+                bytes_room -= bytes;
+                write_put(o, e, 0, bytes);
+                o++->cookie = in_order ? ++cookie : count_outstanding(p, e);
+                e->bytes_issued = bytes;
             }
-            e->stage = !has_signal(e)                            ? STAGE_ISSUED
-                       : p->hold && !FAULT(signal_not_held) ? STAGE_HELD
-                                                                 : STAGE_SIGNAL_DUE;
-            if (e->stage == STAGE_HELD) p->stats.holds++;
+        } else {
+            if (e->stage != STAGE_TAKEN) goto next; /* skipped */
+        pieces:
+            for (uint32_t begin = e->bytes_issued; begin != bytes; begin = e->bytes_issued) {
+                const uint32_t left = bytes - begin, length = left < max_message ? left : max_message;
+                if (o == end) goto full;
+                if (length > bytes_room) {
+                    if (!bytes_allowed_beyond(p, q, granted - bytes_room, length)) {
+                        b->flow_stops++;
+                        goto full;
+                    }
+                    granted += length - bytes_room;
+                    bytes_room = length;
+                }
+                bytes_room -= length;
+                write_put(o, e, begin, length);
+                o->cookie = in_order ? ++cookie : count_outstanding(p, e);
+                if (FAULT(drop_split_tail) && begin && length == left) o->length = 0;
+                e->bytes_issued = begin + length;
+                if (e->flags & ENTRY_FOLLOWED && p->merge && length == bytes) {
+                    e = merge(p, b, o, e, bytes_room);
+                    bytes_room -= o->length - length;
+                    o++;
+                    break;
+                }
+                o++;
+            }
         }
-        if (e->stage == STAGE_SIGNAL_DUE) {
-            if (i == accepted) break;
-            account(p, q, e);
-            i++;
-            e->stage = STAGE_ISSUED;
+        if (has_signal(e)) {
+            if (hold && !FAULT(signal_not_held)) {
+                e->stage = STAGE_HELD;
+                b->holds++;
+            } else {
+                if (o == end) goto full;
+                write_signal(o, e);
+                o++->cookie = in_order ? ++cookie : count_outstanding(p, e);
+            }
         }
-        q->issue = e->next;
+    next:
+        e->last_seq = (uint32_t)cookie;
+        e = e->next;
     }
-    UCCL_EP_ASSERT(i == accepted);
+full:
+    q->issue = e;
+    b->n = (uint32_t)(o - b->operations);
+    b->bytes = granted - bytes_room;
+}
+
+static void plan(struct proxy *p, struct peer *q, batch *b) {
+    if (LIKELY(p->in_order && !p->hold))
+        plan_as(p, q, b, true, false);
+    else if (p->in_order)
+        plan_as(p, q, b, true, true);
+    else
+        plan_as(p, q, b, false, p->hold);
+}
+
+/* Undo a plan: `begin` was at `issue`, with so much of it issued and so many outstanding; what lies behind it was
+ * untouched. */
+static void take_back(struct peer *q, struct entry *begin, uint32_t bytes_issued, uint16_t outstanding, bool due) {
+    for (struct entry *e = begin; e; e = e == q->issue ? NULL : e->next) {
+        e->bytes_issued = 0;
+        e->outstanding = 0;
+        if (e->stage == STAGE_HELD) e->stage = STAGE_TAKEN;
+    }
+    if (begin) begin->bytes_issued = bytes_issued, begin->outstanding = outstanding;
+    if (due) q->head->stage = STAGE_SIGNAL_DUE, q->head->outstanding = 0;
+    q->issue = begin;
 }
 
 /* Broken on purpose; see fault_point.h. */
@@ -231,42 +230,62 @@ static void damage(uccl_ep_operation *operations, uint32_t n) {
     }
 }
 
+/*
+ * Say which operations give a completion: the last one, and some before it, for a NIC that takes only a part. If the
+ * last one taken has none, nothing tells of what came before it until more is submitted; so the first of the next batch
+ * has one.
+ */
+static void mark_signalled(const struct proxy *p, const struct peer *q, batch *b) {
+    const uint32_t every = p->unsignalled ? p->signal_every : 1;
+    for (uint32_t i = every - 1; i < b->n; i += every) b->operations[i].flags = UCCL_EP_OPERATION_SIGNALLED;
+    b->operations[b->n - 1].flags = UCCL_EP_OPERATION_SIGNALLED;
+    if (q->uncovered) b->operations[0].flags = UCCL_EP_OPERATION_SIGNALLED;
+}
+
 void issue_peer(struct proxy *p, uint32_t target) {
     struct peer *q = &p->peers[target];
-    uccl_ep_operation operations[BATCH_OPERATIONS];
-    plan plans[BATCH_OPERATIONS];
-    const uint32_t room = operations_allowed(p, q);
-    const uint32_t n = room ? plan_batch(p, q, operations, plans, room) : 0;
-    q->limited = !n;
-    if (!room) p->stats.flow_stops++;
+    struct entry *const begin = q->issue;
+    const uint32_t bytes_issued = begin ? begin->bytes_issued : 0;
+    const uint16_t outstanding = begin ? begin->outstanding : 0;
+    const bool due = signal_due(p, q);
+    batch b;
+    b.room = operations_allowed(p, q);
     uint32_t accepted = 0;
     uccl_ep_status status = UCCL_EP_OK;
-    if (n) {
-        if (p->unsignalled) {
-            /* One completion covers a run; never so few that a full queue holds none. */
-            for (uint32_t i = 0; i < n; i++)
-                if (!((q->seq_issued + 1 + i) % p->signal_every) || operations[i].length >= p->signalled_bytes)
-                    operations[i].flags = UCCL_EP_OPERATION_SIGNALLED;
-            operations[n - 1].flags = UCCL_EP_OPERATION_SIGNALLED;
-        } else {
-            for (uint32_t i = 0; i < n; i++) operations[i].flags = UCCL_EP_OPERATION_SIGNALLED;
-        }
-        damage(operations, n);
+    plan(p, q, &b);
+    q->limited = !b.n;
+    if (!b.room) p->stats.flow_stops++;
+    if (b.n) {
+        mark_signalled(p, q, &b);
+        damage(b.operations, b.n);
         host_fail_clear();
-        status = p->comm->backend->submit(p->endpoint, target, operations, n, 0, &accepted);
+        status = p->comm->backend->submit(p->endpoint, target, b.operations, b.n, 0, &accepted);
         p->stats.submits++;
-        if (UNLIKELY(accepted > n)) {
+        if (UNLIKELY(accepted > b.n)) {
             accepted = 0;
             status = UCCL_EP_E_BACKEND;
         }
-        if (accepted < n && status == UCCL_EP_OK) p->stats.backpressure++;
-        p->stats.operations += accepted;
+        if (accepted) q->uncovered = !b.operations[accepted - 1].flags;
+        if (UNLIKELY(accepted < b.n)) {
+            if (status == UCCL_EP_OK) p->stats.backpressure++;
+            take_back(q, begin, bytes_issued, outstanding, due);
+            b.room = accepted;
+            plan(p, q, &b);
+            UCCL_EP_ASSERT(b.n == accepted);
+        }
     }
-    commit_batch(p, q, plans, accepted);
+    q->seq_issued += b.n;
+    q->inflight_bytes += b.bytes;
+    p->inflight += b.n;
+    p->inflight_bytes += b.bytes;
+    p->stats.operations += b.n;
+    p->stats.merged += b.merged;
+    p->stats.holds += b.holds;
+    p->stats.flow_stops += b.flow_stops;
     if (p->inflight > p->stats.inflight_peak) p->stats.inflight_peak = p->inflight;
     if (p->inflight_bytes > p->stats.inflight_bytes_peak) p->stats.inflight_bytes_peak = p->inflight_bytes;
     if (FAULT(complete_at_submit) && p->in_order && accepted) {
-        const uccl_ep_completion early = {.cookie = cookie_of(p, q, 0, q->seq_issued), .peer = target};
+        const uccl_ep_completion early = {.cookie = (uint64_t)q->incarnation << 32 | q->seq_issued, .peer = target};
         retire_completion(p, &early);
         return;
     }

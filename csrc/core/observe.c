@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * observe.c: what can be seen of a running communicator. Reads of words that a proxy writes: each is whole, together they are a moment
- * that may never have been.
+ * observe.c: what can be seen of a running communicator. Reads of words that a proxy writes: each is whole, together
+ * they are a moment that may never have been.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -37,7 +37,8 @@ uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info) {
     return UCCL_EP_OK;
 }
 
-RACY_READ uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel_index, uccl_ep_channel_stats *stats) {
+RACY_READ uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel_index,
+                                               uccl_ep_channel_stats *stats) {
     if (!comm || !stats || channel_index >= comm->channels)
         return fail_local(UCCL_EP_E_RANGE, "", "stats of one of %u channels", comm ? comm->channels : 0);
     const struct channel *c = comm->channel_of[channel_index];
@@ -65,35 +66,6 @@ RACY_READ uccl_ep_status uccl_ep_proxy_query(uccl_ep_comm *comm, uint32_t index,
     return UCCL_EP_OK;
 }
 
-RACY_READ uccl_ep_status uccl_ep_trace(uccl_ep_comm *comm, uint32_t index, uccl_ep_trace_entry *entries, uint32_t *n) {
-    if (!comm || !n || (*n && !entries) || index >= comm->config.proxies)
-        return fail_local(UCCL_EP_E_RANGE, "", "the trace of one of %u proxies", comm ? comm->config.proxies : 0);
-    struct proxy *p = &comm->proxies[index];
-    const uint32_t room = *n;
-    const uint64_t end = atomic_load_explicit(&p->trace_next, memory_order_acquire);
-    uint64_t begin = end > TRACE_ENTRIES ? end - TRACE_ENTRIES : 0;
-    if (end - begin > room) begin = end - room;
-    uint32_t written = 0;
-    for (uint64_t i = begin; i != end; i++) {
-        const uint64_t *from = (const uint64_t *)&p->trace[i & (TRACE_ENTRIES - 1)];
-        uint64_t *to = (uint64_t *)&entries[written++];
-        _Static_assert(sizeof(uccl_ep_trace_entry) % sizeof *from == 0, "trace entries are words");
-        for (size_t w = 0; w < sizeof(uccl_ep_trace_entry) / sizeof *from; w++) to[w] = __atomic_load_n(&from[w], __ATOMIC_RELAXED);
-    }
-    /* What was overwritten while it was read is at the beginning: leave it out. A batch may be in the making beyond trace_next. */
-    const uint64_t now = atomic_load_explicit(&p->trace_next, memory_order_acquire) + BATCH_OPERATIONS;
-    const uint64_t oldest_whole = now > TRACE_ENTRIES ? now - TRACE_ENTRIES : 0;
-    const uint64_t torn = oldest_whole > begin ? oldest_whole - begin : 0;
-    if (torn >= written) {
-        written = 0;
-    } else if (torn) {
-        memmove(entries, entries + torn, (written - torn) * sizeof *entries);
-        written -= (uint32_t)torn;
-    }
-    *n = written;
-    return UCCL_EP_OK;
-}
-
 typedef struct text {
     char *at;
     size_t room;
@@ -114,22 +86,27 @@ static const char *const state_names[] = {"up", "failing", "down"};
 
 RACY_READ static void report_peer(text *t, const struct proxy *p, uint32_t target, uint64_t now) {
     const struct peer *q = &p->peers[target];
-    const uint32_t head = __atomic_load_n(&q->head, __ATOMIC_RELAXED);
+    const struct entry *e = __atomic_load_n(&q->head, __ATOMIC_RELAXED); /* entries live as long as the proxy */
     const uint8_t state = __atomic_load_n(&q->state, __ATOMIC_RELAXED);
-    if (head == NONE && state == PEER_UP) return;
+    if (!e && state == PEER_UP) return;
     add_line(t, "  proxy %u -> rank %u: %s, %u operations and %llu bytes in flight", p->index, target,
-             state_names[state % 3], __atomic_load_n(&q->inflight, __ATOMIC_RELAXED),
+             state_names[state % 3],
+             __atomic_load_n(&q->seq_issued, __ATOMIC_RELAXED) - __atomic_load_n(&q->seq_completed, __ATOMIC_RELAXED),
              (unsigned long long)__atomic_load_n(&q->inflight_bytes, __ATOMIC_RELAXED));
-    if (head != NONE && head < p->channels << p->window_log2) {
-        const struct entry *e = entry_at(p, head);
+    if (e) {
         const uint8_t c = __atomic_load_n(&e->channel, __ATOMIC_RELAXED);
         static const char *const ops[] = {"invalid", "put", "signal", "put_signal", "flush"};
         const uint8_t op = __atomic_load_n(&e->op, __ATOMIC_RELAXED);
         const uint64_t progress = __atomic_load_n(&q->progress_ns, __ATOMIC_RELAXED);
-        if (c < p->channels)
-            add_line(t, "; oldest: %s, low ticket bits %u on channel %u, for %llu ms", ops[op < 5 ? op : 0],
-                     __atomic_load_n(&e->ticket_low, __ATOMIC_RELAXED), p->channel[c].index,
+        if (c < p->channels) {
+            const struct channel *channel = &p->channel[c];
+            /* As ticket_of(), from what is published. */
+            const uint64_t complete = __atomic_load_n(&channel->counters->complete, __ATOMIC_RELAXED);
+            const uint64_t ticket = complete + (((uint64_t)(e - channel->window) - complete) & channel->window_mask);
+            add_line(t, "; oldest: %s, ticket %llu on channel %u, for %llu ms", ops[op < 5 ? op : 0],
+                     (unsigned long long)ticket, channel->index,
                      (unsigned long long)(now > progress ? (now - progress) / 1000000 : 0));
+        }
     }
     add_line(t, "\n");
 }

@@ -18,57 +18,53 @@
 /* ------------------------------------------------------------------------------------------------------------ taking
  * commands */
 
-static void append(struct proxy *p, struct entry *e, uint32_t id, uint32_t target) {
-    struct peer *q = &p->peers[target];
-    e->next = NONE;
-    if (q->tail == NONE) {
-        q->head = id;
+static inline void append(struct proxy *p, struct peer *q, struct entry *e) {
+    struct entry *const tail = q->tail;
+    e->next = NULL;
+    if (LIKELY(tail != NULL)) {
+        tail->next = e;
+        if (UNLIKELY(e->remote == tail->remote + tail->bytes) && tail->op == UCCL_EP_OP_PUT)
+            tail->flags |= ENTRY_FOLLOWED;
+    } else {
+        const uint32_t target = (uint32_t)(q - p->peers);
+        q->head = e;
         q->progress_ns = p->now_ns;
         p->busy[target >> 6] |= 1ull << (target & 63);
-    } else {
-        entry_at(p, q->tail)->next = id;
     }
-    q->tail = id;
-    if (q->issue == NONE) q->issue = id;
-    activate(p, target);
-}
-
-/* What is wrong with a command that was decoded, or NULL. */
-static const char *check(const struct proxy *p, const struct channel *c, const uccl_ep_command *command) {
-    if (uccl_ep_op_has_put(command->op)) {
-        if (command->granularity != c->granularity) return "its granularity is not the channel's";
-        if (command->local + command->bytes > p->heap_bytes) return "its source lies outside the heap";
-        if (command->remote + command->bytes > p->heap_bytes) return "its target lies outside the heap";
+    q->tail = e;
+    if (!q->issue) { /* else it waits in line already */
+        q->issue = e;
+        activate(p, q);
     }
-    if (uccl_ep_op_has_signal(command->op) && command->slot >= p->signals)
-        return "its slot lies outside the signal array";
-    return NULL;
 }
 
 /* A command that is not executed: its ticket retires, failed. */
-static void refuse(struct proxy *p, struct channel *c, struct entry *e, uint64_t ticket, uint32_t target,
-                   const char *why) {
+__attribute__((cold, noinline)) static void refuse(struct proxy *p, struct channel *c, uint64_t ticket, uint32_t op,
+                                                   uint32_t target, const char *why) {
     uccl_ep_comm *comm = p->comm;
     uccl_ep_error error;
-    e->stage = STAGE_RETIRED;
-    e->failed = 1;
-    p->dirty |= 1ull << (c - p->channel);
-    if (target < p->size && p->peers[target].closed >> e->channel & 1) why = NULL;
+    const uint32_t index = (uint32_t)(c - p->channel);
+    /* Its entry stays free: for the window it is complete. */
+    p->moved = true;
+    if (target >= p->size)
+        why = "there is no such rank";
+    else if (!(p->peers[target].open >> index & 1))
+        why = NULL;
     if (!why) { /* (channel, target) is closed already, and why is on record */
-        close_target(p, (uint32_t)(c - p->channel), target, ticket, 0);
+        close_target(p, index, target, ticket, 0);
         return;
     }
     fill_error(p, &error, UCCL_EP_E_MALFORMED, "ERR-4", target < p->size ? target : UCCL_EP_ANY_RANK);
     error.channel = c->index;
     error.ticket = ticket;
-    error.op = e->op;
+    error.op = op;
     if (target < p->size && !FAULT(malformed_kills_all)) {
         snprintf(
             error.text, sizeof error.text,
             "the command at ticket %llu of channel %u was refused: %s. Channel %u to rank %u is closed: correct the "
             "producer, then reset",
             (unsigned long long)ticket, c->index, why, c->index, target);
-        close_target(p, (uint32_t)(c - p->channel), target, ticket, record_failure(comm, &error));
+        close_target(p, index, target, ticket, record_failure(comm, &error));
     } else {
         snprintf(
             error.text, sizeof error.text,
@@ -79,68 +75,119 @@ static void refuse(struct proxy *p, struct channel *c, struct entry *e, uint64_t
     }
 }
 
-/* Take up to a batch from one ring. Returns how many. */
-static uint32_t drain(struct proxy *p, struct channel *c) {
-    const uint64_t mask = (1ull << p->window_log2) - 1;
-    const uint32_t base = (uint32_t)(c - p->channel) << p->window_log2;
-    uint64_t ticket = c->taken;
-    const uint64_t free_slots = mask + 1 - (ticket - c->complete);
-    const uint32_t limit = free_slots < BATCH_OPERATIONS ? (uint32_t)free_slots : BATCH_OPERATIONS;
-    uint64_t trace_at = atomic_load_explicit(&p->trace_next, memory_order_relaxed);
-    uint32_t n = 0;
-    for (; n < limit && !c->closed; n++, ticket++) {
+static const char malformed[] = "no encoder produces it";
+
+/* The signal of a command goes into its entry. What is wrong with it, or NULL. */
+static inline const char *keep_signal(const struct proxy *p, struct channel *c, struct entry *e,
+                                      const uccl_ep_command *command) {
+    if (UNLIKELY(command->slot >= p->signals) && !FAULT(no_range_check))
+        return "its slot lies outside the signal array";
+    e->slot = command->slot;
+    e->add = command->add;
+    c->signals++;
+    return NULL;
+}
+
+/*
+ * Take up to `limit` commands from consecutive slots into consecutive entries. Ends at a slot that is not written, or
+ * when the channel closes. `fine` tells the channel's granularity; it is a constant here, since shifts by a variable
+ * would cost more than all else.
+ */
+static inline __attribute__((always_inline)) uint32_t take_run(struct proxy *p, struct channel *c, uint64_t ticket,
+                                                               uint64_t limit, uint32_t fine) {
+    /* Copies: for all that the compiler knows, the stores below could change what p and c point to. */
+    struct peer *const peers = p->peers;
+    const uint64_t heap = p->heap_bytes, channel_bit = 1ull << (c - p->channel);
+    const uint64_t parity = uccl_ep_ring_parity(p->ring_log2, ticket);
+    const uccl_ep_slot *const begin = &c->slots[ticket & ((1ull << p->ring_log2) - 1)], *const end = begin + limit;
+    const uccl_ep_slot *slot = begin;
+    struct entry *e = &c->window[ticket & c->window_mask];
+    for (; slot != end; slot++, e++) {
         uccl_ep_words words;
-        uccl_ep_command command;
-        if (!uccl_ep_ring_take(c->slots, p->ring_log2, ticket, &words)) break;
-
-        uccl_ep_trace_entry *record = &p->trace[trace_at++ & (TRACE_ENTRIES - 1)];
-        record->time_ns = p->now_ns;
-        record->ticket = ticket;
-        record->words = words;
-        record->channel = c->index;
-
-        const uint32_t id = base + (uint32_t)(ticket & mask);
-        struct entry *e = entry_at(p, id);
+        if (!uccl_ep_slot_take(slot, parity, &words)) break;
         UCCL_EP_ASSERT(e->stage == STAGE_FREE);
-        const uccl_ep_status decoded = uccl_ep_decode(words.word[0], words.word[1], &command);
-        e->ticket_low = (uint32_t)ticket;
-        e->channel = (uint8_t)(c - p->channel);
+        uccl_ep_command command;
+        command.op = (uint32_t)UCCL_EP_FIELD_GET(words.word[0], OP);
+        command.target = uccl_ep_decode_target(words.word[1]);
+        struct peer *const q = &peers[command.target];
+        const char *why = NULL;
+        /* Closed by an earlier failure, or no such rank. */
+        if (UNLIKELY(!(q->open & channel_bit)) && !(FAULT(no_incarnation) && command.target < p->size)) goto refused;
+        const uint64_t word0 = words.word[0], word1 = words.word[1];
+        if (LIKELY(command.op & UCCL_EP_OP_PUT)) { /* PUT, PUT_SIGNAL, or no operation at all */
+            uccl_ep_decode_put(word0, word1, fine, &command);
+            why = "its granularity is not the channel's";
+            if (UNLIKELY(UCCL_EP_FIELD_GET(word0, GRANULARITY) != fine)) goto refused;
+            why = "its source lies outside the heap";
+            if (UNLIKELY(command.local + command.bytes > heap) && !FAULT(no_range_check)) goto refused;
+            why = "its target lies outside the heap";
+            if (UNLIKELY(command.remote + command.bytes > heap) && !FAULT(no_range_check)) goto refused;
+            e->local = command.local;
+            e->remote = command.remote;
+            e->bytes = command.bytes;
+            c->bytes += command.bytes;
+            if (command.op == UCCL_EP_OP_PUT_SIGNAL) {
+                uccl_ep_decode_put_signal(word0, &command);
+                why = keep_signal(p, c, e, &command);
+                if (UNLIKELY(why != NULL)) goto refused;
+            } else if (UNLIKELY(word0 & (UCCL_EP_PUT_UNUSED | (UCCL_EP_FIELD_MASK(OP) & ~(uint64_t)UCCL_EP_OP_PUT)))) {
+                why = malformed;
+                goto refused;
+            }
+        } else {
+            why = malformed;
+            e->remote = UINT64_MAX; /* right behind nothing */
+            e->bytes = 0;
+            if (command.op == UCCL_EP_OP_SIGNAL) {
+                if (UNLIKELY(uccl_ep_decode_signal(word0, word1, &command) != UCCL_EP_OK)) goto refused;
+                why = keep_signal(p, c, e, &command);
+                if (UNLIKELY(why != NULL)) goto refused;
+            } else if (command.op != UCCL_EP_OP_FLUSH || uccl_ep_decode_flush(word0, word1) != UCCL_EP_OK) {
+                goto refused;
+            }
+        }
         e->op = (uint8_t)command.op;
         e->target = (uint16_t)command.target;
-        e->outstanding = 0;
-        e->bytes_issued = 0;
-        e->group = 1;
-        e->source_done = e->failed = e->counted = 0;
-        /* tickets of this pass are behind c->taken for ticket_of() only once it moves */
-        c->taken = ticket + 1;
-        const char *why = decoded == UCCL_EP_OK ? NULL : "no encoder produces it";
-        if (UNLIKELY(command.target >= p->size)) why = why ? why : "there is no such rank";
-        if (LIKELY(!why) && !FAULT(no_range_check)) why = check(p, c, &command);
-        if (UNLIKELY(why != NULL)) {
-            refuse(p, c, e, ticket, command.target, why);
-            continue;
-        }
-        if (UNLIKELY(p->peers[command.target].closed >> e->channel & 1) && !FAULT(no_incarnation)) {
-            refuse(p, c, e, ticket, command.target, NULL);
-            continue;
-        }
-        e->local = command.local;
-        e->remote = command.remote;
-        e->bytes = command.bytes;
-        e->add = command.add;
-        e->slot = command.slot;
-        e->stage = STAGE_QUEUED;
-        c->bytes += command.bytes;
-        c->signals += uccl_ep_op_has_signal(command.op);
-        append(p, e, id, command.target);
+        e->state = (struct entry_state){.stage = STAGE_TAKEN};
+        append(p, q, e);
+        continue;
+    refused:
+        refuse(p, c, ticket + (uint64_t)(slot - begin), command.op, command.target, why);
+        if (!c->closed) continue;
+        slot++;
+        break;
     }
-    if (n) {
-        atomic_store_explicit(&p->trace_next, trace_at, memory_order_release);
-        /* The slots may be written again: a release, for the reads above come before. */
-        __atomic_store_n(&c->counters->tail, c->taken, __ATOMIC_RELEASE);
-        p->stats.commands += n;
-        if (FAULT(source_at_take)) p->dirty |= 1ull << (c - p->channel);
-    }
+    return (uint32_t)(slot - begin);
+}
+
+__attribute__((noinline)) static uint32_t take_coarse(struct proxy *p, struct channel *c, uint64_t ticket,
+                                                      uint64_t limit) {
+    return take_run(p, c, ticket, limit, 0);
+}
+
+__attribute__((noinline)) static uint32_t take_fine(struct proxy *p, struct channel *c, uint64_t ticket,
+                                                    uint64_t limit) {
+    return take_run(p, c, ticket, limit, 1);
+}
+
+/* Take up to TAKE_COMMANDS from one ring, or up to where it, the window or the trace wraps. Returns how many. */
+static uint32_t drain(struct proxy *p, struct channel *c) {
+    const uint64_t ticket = c->taken;
+    const uint64_t ring_mask = (1ull << p->ring_log2) - 1;
+    const uint64_t shorter = ring_mask & c->window_mask; /* both are powers of two */
+    uint64_t limit = c->window_mask + 1 - (ticket - c->complete);
+    if (limit > shorter + 1 - (ticket & shorter)) limit = shorter + 1 - (ticket & shorter);
+    if (limit > TAKE_COMMANDS) limit = TAKE_COMMANDS;
+    if (UNLIKELY(c->closed)) return 0;
+    const uint32_t n = c->granularity == UCCL_EP_GRANULARITY_COARSE ? take_coarse(p, c, ticket, limit)
+                                                                    : take_fine(p, c, ticket, limit);
+    if (!n) return 0;
+    trace_record(p, c, ticket, n);
+    c->taken = ticket + n;
+    /* The slots may be written again: a release, for the reads above come before. */
+    __atomic_store_n(&c->counters->tail, ticket + n, __ATOMIC_RELEASE);
+    p->stats.commands += n;
+    if (FAULT(source_at_take)) p->moved = true;
     return n;
 }
 
@@ -151,8 +198,8 @@ static void peer_lost(struct proxy *p, uint32_t target, const char *why) {
     uccl_ep_error error;
     fill_error(p, &error, UCCL_EP_E_PEER_LOST, "ERR-5", target);
     const struct peer *q = &p->peers[target];
-    if (q->head != NONE) {
-        const struct entry *e = entry_at(p, q->head);
+    if (q->head) {
+        const struct entry *e = q->head;
         error.channel = p->channel[e->channel].index;
         error.ticket = ticket_of(&p->channel[e->channel], e);
         error.op = e->op;
@@ -185,7 +232,8 @@ static void look_at_deadlines(struct proxy *p) {
             const uint32_t target = w * 64 + (uint32_t)__builtin_ctzll(bits);
             struct peer *q = &p->peers[target];
             if (q->state != PEER_UP || p->now_ns - q->progress_ns <= timeout) continue;
-            if (!q->inflight && q->limited) continue; /* it waits for our own limits: others hold them, not this peer */
+            if (!peer_inflight(q) && q->limited)
+                continue; /* it waits for our own limits: others hold them, not this peer */
             char why[120];
             snprintf(why, sizeof why, "no completion for %llu ms (peer_timeout)",
                      (unsigned long long)(timeout / 1000000));
@@ -271,9 +319,7 @@ static bool issue_all(struct proxy *p) {
         const uint32_t target = p->active[i];
         struct peer *q = &p->peers[target];
         if (q->state == PEER_UP) issue_peer(p, target);
-        const bool more =
-            q->state == PEER_UP &&
-            (q->issue != NONE || (p->hold && q->head != NONE && entry_at(p, q->head)->stage == STAGE_SIGNAL_DUE));
+        const bool more = q->state == PEER_UP && (q->issue || signal_due(p, q));
         q->active = more;
         if (more) p->active[kept++] = (uint16_t)target;
     }
@@ -318,9 +364,10 @@ bool proxy_pass(struct proxy *p) {
     worked |= poll_all(p);
     if (UNLIKELY(p->failing)) failing_all(p);
     if (UNLIKELY(now - p->housekeeping_ns >= HOUSEKEEPING_NS)) housekeeping(p);
-    if (p->dirty) {
-        for (uint64_t bits = p->dirty; bits; bits &= bits - 1) window_advance(p, &p->channel[__builtin_ctzll(bits)]);
-        p->dirty = 0;
+    if (p->moved) {
+        for (uint32_t i = 0; i < p->channels; i++)
+            if (p->channel[i].complete != p->channel[i].taken) window_advance(p, &p->channel[i]);
+        p->moved = false;
         worked = true;
     }
     if (!worked) p->stats.idle_passes++;

@@ -114,7 +114,7 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
             struct proxy *p = &comm->proxies[i];
             for (uint32_t target = 0; target < size; target++) {
                 struct peer *q = &p->peers[target];
-                q->closed = 0;
+                q->open = UINT64_MAX;
                 if (!wanted[target]) continue;
                 q->incarnation++;
                 q->failure = 0;

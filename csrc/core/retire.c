@@ -9,58 +9,82 @@
 
 #include "internal.h"
 
-static void pop(struct proxy *p, struct peer *q, uint32_t target) {
-    struct entry *e = entry_at(p, q->head);
-    if (e->counted) {
-        q->inflight_bytes -= e->bytes;
-        p->inflight_bytes -= e->bytes;
-    }
-    e->stage = STAGE_RETIRED;
-    p->dirty |= 1ull << e->channel;
-    q->head = e->next;
-    if (q->head == NONE) {
-        q->tail = NONE;
+/* `e` is the first that stays on the list, NULL if none does. What was before it has left. */
+static void set_head(struct proxy *p, struct peer *q, struct entry *e, uint64_t bytes) {
+    q->inflight_bytes -= bytes;
+    p->inflight_bytes -= bytes;
+    p->moved = true;
+    q->head = e;
+    if (!e) {
+        const uint32_t target = (uint32_t)(q - p->peers);
+        q->tail = NULL;
         p->busy[target >> 6] &= ~(1ull << (target & 63));
     }
 }
 
-void retire_head(struct proxy *p, uint32_t target) {
-    struct peer *q = &p->peers[target];
-    while (q->head != NONE) {
-        struct entry *e = entry_at(p, q->head);
-        const bool done = p->in_order ? (int32_t)(q->seq_completed - e->last_seq) >= 0 : !e->outstanding;
-        if (!done) break;
-        if (e->stage == STAGE_HELD) {
-            /* Its put is complete, and so is all before it: now the signal. */
-            e->source_done = 1;
-            p->dirty |= 1ull << e->channel;
-            e->stage = STAGE_SIGNAL_DUE;
-            activate(p, target);
-            break;
-        }
-        if (e->stage != STAGE_ISSUED) break;
-        pop(p, q, target);
-        q->progress_ns = p->now_ns;
-    }
+/* `e` is complete or given up. Returns the one behind it. */
+static inline struct entry *leave(struct entry *e, uint64_t *bytes) {
+    *bytes += e->bytes_issued;
+    e->stage = STAGE_FREE;
+    return e->next;
 }
 
-/* Let a channel's counters follow its window. Called for dirty channels, at the end of a pass. */
+/* The signal held at the head: its put is complete, and so is all before it. */
+static void head_held(struct proxy *p, struct peer *q, struct entry *e) {
+    if (e->stage == STAGE_SIGNAL_DUE) return;
+    e->flags |= ENTRY_SOURCE_DONE;
+    e->stage = STAGE_SIGNAL_DUE;
+    p->moved = true;
+    activate(p, q);
+}
+
+/* Take off the list what is complete at its head. The kind of NIC and the strategy are constants here. */
+static inline __attribute__((always_inline)) void retire_as(struct proxy *p, struct peer *q, bool in_order, bool hold) {
+    struct entry *e = q->head;
+    const struct entry *const head = e, *const issue = q->issue;
+    const uint32_t completed = q->seq_completed;
+    uint64_t bytes = 0;
+    while (e != issue) {
+        if (in_order ? (int32_t)(completed - e->last_seq) < 0 : e->outstanding != 0) break;
+        if (hold && e->stage >= STAGE_HELD) {
+            head_held(p, q, e);
+            break;
+        }
+        e = leave(e, &bytes);
+    }
+    if (e == head) return;
+    set_head(p, q, e, bytes);
+    q->progress_ns = p->now_ns;
+}
+
+void retire_head(struct proxy *p, uint32_t target) {
+    struct peer *q = &p->peers[target];
+    if (LIKELY(p->in_order && !p->hold))
+        retire_as(p, q, true, false);
+    else
+        retire_as(p, q, p->in_order, p->hold);
+}
+
+/* Let a channel's counters follow its window. */
 void window_advance(struct proxy *p, struct channel *c) {
-    const uint64_t mask = (1ull << p->window_log2) - 1;
+    const uint64_t mask = c->window_mask, taken = c->taken;
     uint64_t complete = c->complete;
     const uint64_t before = complete;
-    while (complete != c->taken) {
-        struct entry *e = &c->window[complete & mask];
-        if (e->stage != STAGE_RETIRED) break;
-        e->stage = STAGE_FREE;
-        complete++;
+    while (complete != taken) {
+        /* Entry by entry to the window's end, then from its beginning. */
+        const struct entry *e = &c->window[complete & mask], *const begin = e;
+        const uint64_t to_end = mask + 1 - (complete & mask), left = taken - complete;
+        const struct entry *const end = e + (left < to_end ? left : to_end);
+        while (e != end && e->stage == STAGE_FREE) e++;
+        complete += (uint64_t)(e - begin);
+        if (e != end) break;
     }
     c->complete = complete;
     uint64_t source = (int64_t)(c->source - complete) > 0 ? c->source : complete;
     if (p->hold) {
-        while (source != c->taken) {
+        while (source != taken) {
             const struct entry *e = &c->window[source & mask];
-            if (e->stage != STAGE_RETIRED && !e->source_done) break;
+            if (e->stage != STAGE_FREE && !(e->flags & ENTRY_SOURCE_DONE)) break;
             source++;
         }
     }
@@ -101,18 +125,15 @@ static void nic_error(struct proxy *p, uccl_ep_error *error, const struct entry 
  * One entry failed and the NIC goes on (an error of the operation alone). Later entries of the same channel to this
  * target must not be seen as delivered by a signal (ERR-3): what is not submitted of them is not submitted any more.
  */
-void entry_failed(struct proxy *p, uint32_t target, uint32_t id, const uccl_ep_error *error) {
-    struct entry *failed = entry_at(p, id);
-    const uint32_t channel_index = failed->channel;
-    struct channel *c = &p->channel[channel_index];
+void entry_failed(struct proxy *p, uint32_t target, struct entry *failed, const uccl_ep_error *error) {
+    struct channel *c = &p->channel[failed->channel];
     const uint32_t record = record_failure(p->comm, error);
-    for (uint32_t at = id; at != NONE; at = entry_at(p, at)->next) {
-        struct entry *e = entry_at(p, at);
-        if (e->channel != channel_index || e->failed) continue;
-        e->failed = 1;
-        close_target(p, channel_index, target, ticket_of(c, e), record);
-        if (FAULT(signal_after_failure) && at != id) continue;
-        e->stage = STAGE_ISSUED;
+    for (struct entry *e = failed; e; e = e->next) {
+        if (e->channel != failed->channel || e->flags & ENTRY_FAILED) continue;
+        e->flags |= ENTRY_FAILED;
+        close_target(p, e->channel, target, ticket_of(c, e), record);
+        if (FAULT(signal_after_failure) && e != failed) continue;
+        e->stage = STAGE_SKIPPED;
     }
 }
 
@@ -126,16 +147,15 @@ void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error) {
     __atomic_store_n(&q->state, PEER_FAILING, __ATOMIC_RELEASE);
     p->failing++;
     q->progress_ns = p->now_ns;
-    q->failure = record_failure(p->comm, error);
+    q->failure = (uint16_t)record_failure(p->comm, error);
     if (error->status == UCCL_EP_E_PEER_LOST) mark_lost(p->comm, target);
     for (uint32_t c = 0; c < p->channels; c++) close_target(p, c, target, UCCL_EP_NO_TICKET, q->failure);
-    for (uint32_t at = q->head; at != NONE; at = entry_at(p, at)->next) {
-        struct entry *e = entry_at(p, at);
-        if (e->failed) continue;
-        e->failed = 1;
+    for (struct entry *e = q->head; e; e = e->next) {
+        if (e->flags & ENTRY_FAILED) continue;
+        e->flags |= ENTRY_FAILED;
         close_target(p, e->channel, target, ticket_of(&p->channel[e->channel], e), q->failure);
     }
-    q->issue = NONE;
+    q->issue = NULL;
     if (FAULT(loss_closes_all))
         for (uint32_t other = 0; other < p->size; other++)
             if (other != target) peer_fail(p, other, error);
@@ -181,10 +201,12 @@ void peer_failing_step(struct proxy *p, uint32_t target) {
             endpoint_fail(p, status == UCCL_EP_IN_PROGRESS ? UCCL_EP_E_NIC : checked_status(status), why);
         }
     }
-    p->inflight -= q->inflight;
-    q->inflight = 0;
+    p->inflight -= peer_inflight(q);
     q->seq_completed = q->seq_issued;
-    while (q->head != NONE) pop(p, q, target);
+    uint64_t bytes = 0;
+    struct entry *e = q->head;
+    while (e) e = leave(e, &bytes);
+    set_head(p, q, NULL, bytes);
     p->failing--;
     __atomic_store_n(&q->state, PEER_DOWN, __ATOMIC_RELEASE);
 }
@@ -194,15 +216,15 @@ void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
     struct peer *q = &p->peers[target];
     uccl_ep_error error;
     /* In a hold the signal due at the head goes first, otherwise what comes next. */
-    uint32_t id = p->hold && q->head != NONE && entry_at(p, q->head)->stage == STAGE_SIGNAL_DUE ? q->head : q->issue;
-    nic_error(p, &error, id == NONE ? NULL : entry_at(p, id), target, status, host_fail_code());
+    struct entry *e = signal_due(p, q) ? q->head : q->issue;
+    nic_error(p, &error, e, target, status, host_fail_code());
     if (host_fail_text()[0])
         snprintf(error.text, sizeof error.text, "%.60s refused an operation towards rank %u: %.150s", error.nic, target,
                  host_fail_text());
-    if (p->error_stops || status == UCCL_EP_E_PEER_LOST || id == NONE)
+    if (p->error_stops || status == UCCL_EP_E_PEER_LOST || !e)
         peer_fail(p, target, &error);
     else
-        entry_failed(p, target, id, &error);
+        entry_failed(p, target, e, &error);
     retire_head(p, target);
 }
 
@@ -225,13 +247,11 @@ static void completion_in_order(struct proxy *p, const uccl_ep_completion *compl
     if (UNLIKELY(failed)) seq--; /* all before the failed one was executed */
     const uint32_t done = seq - q->seq_completed;
     q->seq_completed = seq;
-    q->inflight -= done;
     p->inflight -= done;
     retire_head(p, completion->peer);
     if (UNLIKELY(failed)) {
         uccl_ep_error error;
-        nic_error(p, &error, q->head == NONE ? NULL : entry_at(p, q->head), completion->peer, completion->status,
-                  completion->vendor_code);
+        nic_error(p, &error, q->head, completion->peer, completion->status, completion->vendor_code);
         peer_fail(p, completion->peer, &error);
     }
 }
@@ -242,25 +262,25 @@ static void completion_any_order(struct proxy *p, const uccl_ep_completion *comp
         p->stats.stale++;
         return;
     }
-    struct entry *e = entry_at(p, id);
-    if (UNLIKELY(e->ticket_low != completion->cookie >> 32 || !e->outstanding || e->stage == STAGE_FREE ||
-                 e->stage == STAGE_RETIRED)) {
+    struct entry *e = &p->entries[id];
+    const uint32_t ticket_low = (uint32_t)ticket_of(&p->channel[id >> p->window_log2], e);
+    if (UNLIKELY(e->stage == STAGE_FREE || ticket_low != completion->cookie >> 32 || !e->outstanding)) {
         p->stats.stale++;
         return;
     }
     const uint32_t target = e->target;
     struct peer *q = &p->peers[target];
-    q->inflight--;
+    q->seq_completed++;
     p->inflight--;
-    uint32_t at = id;
-    for (uint32_t k = e->group; k; k--, at = entry_at(p, at)->next) entry_at(p, at)->outstanding--;
+    struct entry *carried = e;
+    for (uint32_t k = e->group; k; k--, carried = carried->next) carried->outstanding--;
     if (UNLIKELY(completion->status != UCCL_EP_OK) && !FAULT(error_swallowed) && q->state == PEER_UP) {
         uccl_ep_error error;
         nic_error(p, &error, e, target, completion->status, completion->vendor_code);
         if (p->error_stops || completion->status == UCCL_EP_E_PEER_LOST)
             peer_fail(p, target, &error);
         else
-            entry_failed(p, target, id, &error);
+            entry_failed(p, target, e, &error);
     }
     if (q->state == PEER_UP) retire_head(p, target);
 }

@@ -173,15 +173,13 @@ static uccl_ep_status disconnect(uccl_ep_endpoint *endpoint, uint32_t peer) {
 static uccl_ep_status submit(uccl_ep_endpoint *endpoint, uint32_t peer, const uccl_ep_operation *operations, uint32_t n,
                              uint32_t flags, uint32_t *accepted) {
     (void)flags;
-    uint64_t tail = endpoint->tail;
-    uint32_t i = 0;
-    for (; i < n; i++) {
-        if (!(operations[i].flags & UCCL_EP_OPERATION_SIGNALLED)) continue;
-        if (tail - endpoint->head > endpoint->mask) break;
-        endpoint->ring[tail++ & endpoint->mask] = (done){operations[i].cookie, peer};
+    const uccl_ep_operation *o = operations, *const end = operations + n;
+    for (; o != end; o++) {
+        if (!(o->flags & UCCL_EP_OPERATION_SIGNALLED)) continue;
+        if (endpoint->tail - endpoint->head > endpoint->mask) break;
+        endpoint->ring[endpoint->tail++ & endpoint->mask] = (done){o->cookie, peer};
     }
-    endpoint->tail = tail;
-    *accepted = i;
+    *accepted = (uint32_t)(o - operations);
     return UCCL_EP_OK;
 }
 

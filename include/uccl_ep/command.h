@@ -7,8 +7,8 @@
  *
  * Layout. Two 64-bit words. Bit 63 of *both* is the lap parity of ring.h; the other 126 bits hold the fields of the
  * tables below. Every field lies inside one word, none is split but the two halves of SIGNAL's wide fields, so encoding
- * is shifts and encoding mistakes show as a failed static check. All bits that an operation does not use must be zero: a
- * consumer refuses a command in which they are not, which is how random bytes are told from commands.
+ * is shifts and encoding mistakes show as a failed static check. All bits that an operation does not use must be zero:
+ * a consumer refuses a command in which they are not, which is how random bytes are told from commands.
  *
  *   PUT         op granularity local remote length target
  *   PUT_SIGNAL  the same and slot, add
@@ -195,43 +195,58 @@ UCCL_EP_FN uccl_ep_u32 uccl_ep_decode_target(uccl_ep_u64 word1) {
 }
 
 /*
- * Decode two words, whose parity bits are ignored. Returns OK or E_MALFORMED (an unknown operation, or a bit set that the
- * operation does not use); the command is written in both cases, with `op` and `target` valid. Nothing is known yet about
- * offsets and slots: the consumer compares them with the heap and the signal array.
+ * Decode two words, whose parity bits are ignored. Returns OK or E_MALFORMED (an unknown operation, or a bit set that
+ * the operation does not use); the command is written in both cases, with `op` and `target` valid. Nothing is known yet
+ * about offsets and slots: the consumer compares them with the heap and the signal array.
+ *
+ * The functions before it are its parts, for a consumer that has looked at the operation and, of a put, at the
+ * granularity field `fine`: shifts by constants are cheaper. Each writes what it is named after and leaves the rest as
+ * it was.
  */
+UCCL_EP_FN void uccl_ep_decode_put(uccl_ep_u64 word0, uccl_ep_u64 word1, uccl_ep_u32 fine, uccl_ep_command *command) {
+    const uccl_ep_u32 shift = fine ? 2u : 4u;
+    command->local = UCCL_EP_FIELD_GET(word0, LOCAL) << shift;
+    command->remote = UCCL_EP_FIELD_GET(word1, REMOTE) << shift;
+    command->bytes = (uccl_ep_u32)UCCL_EP_FIELD_GET(word1, LENGTH) << shift;
+    command->granularity = 1u << shift;
+}
+
+/* Of a PUT_SIGNAL. In a PUT, UCCL_EP_PUT_UNUSED tells bits that must be zero. */
+UCCL_EP_FN void uccl_ep_decode_put_signal(uccl_ep_u64 word0, uccl_ep_command *command) {
+    command->slot = (uccl_ep_u32)UCCL_EP_FIELD_GET(word0, SLOT);
+    command->add = UCCL_EP_FIELD_GET(word0, ADD);
+}
+#define UCCL_EP_PUT_UNUSED (UCCL_EP_FIELD_MASK(SLOT) | UCCL_EP_FIELD_MASK(ADD)) /* of word 0 */
+
+UCCL_EP_FN uccl_ep_status uccl_ep_decode_signal(uccl_ep_u64 word0, uccl_ep_u64 word1, uccl_ep_command *command) {
+    const uccl_ep_u64 unused0 = ~(UCCL_EP_SIGNAL_WORD0_MASK | UCCL_EP_PARITY_BIT);
+    const uccl_ep_u64 unused1 = ~(UCCL_EP_SIGNAL_WORD1_MASK | UCCL_EP_PARITY_BIT);
+    command->add = UCCL_EP_FIELD_GET(word0, ADD_LOW) | UCCL_EP_FIELD_GET(word1, ADD_HIGH) << UCCL_EP_ADD_LOW_WIDTH;
+    command->slot = (uccl_ep_u32)(UCCL_EP_FIELD_GET(word0, SLOT_LOW) | UCCL_EP_FIELD_GET(word1, SLOT_HIGH)
+                                                                           << UCCL_EP_SLOT_LOW_WIDTH);
+    return (word0 & unused0) || (word1 & unused1) ? UCCL_EP_E_MALFORMED : UCCL_EP_OK;
+}
+
+UCCL_EP_FN uccl_ep_status uccl_ep_decode_flush(uccl_ep_u64 word0, uccl_ep_u64 word1) {
+    const uccl_ep_u64 unused0 = ~(UCCL_EP_FIELD_MASK(OP) | UCCL_EP_PARITY_BIT);
+    const uccl_ep_u64 unused1 = ~(UCCL_EP_FIELD_MASK(TARGET) | UCCL_EP_PARITY_BIT);
+    return (word0 & unused0) || (word1 & unused1) ? UCCL_EP_E_MALFORMED : UCCL_EP_OK;
+}
+
 UCCL_EP_FN uccl_ep_status uccl_ep_decode(uccl_ep_u64 word0, uccl_ep_u64 word1, uccl_ep_command *command) {
     const uccl_ep_u32 op = (uccl_ep_u32)UCCL_EP_FIELD_GET(word0, OP);
     const uccl_ep_u32 fine = (uccl_ep_u32)UCCL_EP_FIELD_GET(word0, GRANULARITY);
-    const uccl_ep_u32 shift = fine ? 2u : 4u;
-    word0 &= ~UCCL_EP_PARITY_BIT;
-    word1 &= ~UCCL_EP_PARITY_BIT;
     command->op = op;
     command->target = uccl_ep_decode_target(word1);
-    command->reserved = 0;
+    command->local = command->remote = command->add = 0;
+    command->bytes = command->slot = command->granularity = command->reserved = 0;
     if (uccl_ep_op_has_put(op)) {
-        command->local = UCCL_EP_FIELD_GET(word0, LOCAL) << shift;
-        command->remote = UCCL_EP_FIELD_GET(word1, REMOTE) << shift;
-        command->bytes = (uccl_ep_u32)UCCL_EP_FIELD_GET(word1, LENGTH) << shift;
-        command->slot = (uccl_ep_u32)UCCL_EP_FIELD_GET(word0, SLOT);
-        command->add = UCCL_EP_FIELD_GET(word0, ADD);
-        command->granularity = 1u << shift;
-        if (op == UCCL_EP_OP_PUT && (command->slot || command->add)) return UCCL_EP_E_MALFORMED;
-        return UCCL_EP_OK;
+        uccl_ep_decode_put(word0, word1, fine, command);
+        uccl_ep_decode_put_signal(word0, command);
+        return op == UCCL_EP_OP_PUT && word0 & UCCL_EP_PUT_UNUSED ? UCCL_EP_E_MALFORMED : UCCL_EP_OK;
     }
-    command->local = command->remote = 0;
-    command->bytes = command->granularity = 0;
-    command->slot = 0;
-    command->add = 0;
-    if (op == UCCL_EP_OP_SIGNAL) {
-        command->add =
-            UCCL_EP_FIELD_GET(word0, ADD_LOW) | UCCL_EP_FIELD_GET(word1, ADD_HIGH) << UCCL_EP_ADD_LOW_WIDTH;
-        command->slot = (uccl_ep_u32)(UCCL_EP_FIELD_GET(word0, SLOT_LOW) |
-                                      UCCL_EP_FIELD_GET(word1, SLOT_HIGH) << UCCL_EP_SLOT_LOW_WIDTH);
-        if ((word0 & ~UCCL_EP_SIGNAL_WORD0_MASK) || (word1 & ~UCCL_EP_SIGNAL_WORD1_MASK)) return UCCL_EP_E_MALFORMED;
-        return UCCL_EP_OK;
-    }
-    if (op == UCCL_EP_OP_FLUSH && !(word0 & ~UCCL_EP_FIELD_MASK(OP)) && !(word1 & ~UCCL_EP_FIELD_MASK(TARGET)))
-        return UCCL_EP_OK;
+    if (op == UCCL_EP_OP_SIGNAL) return uccl_ep_decode_signal(word0, word1, command);
+    if (op == UCCL_EP_OP_FLUSH) return uccl_ep_decode_flush(word0, word1);
     return UCCL_EP_E_MALFORMED;
 }
 

@@ -10,22 +10,22 @@
  *   producer    next ticket, cached tail, gave_up: device memory for a device channel, else host memory
  *   counters    host memory, written by the CPU only; those of one proxy lie side by side
  *
- * Ordering. A ticket is the position of a command, 64-bit, starting at uccl_ep_ring.first_ticket. Slot = ticket mod slots.
- * A slot is published by its lap parity in *both* words: (ticket / slots) odd or even, inverted, so that zeroed memory is
- * "not written" in the first lap. Nobody clears slots, and a consumer that tests both words cannot meet a torn command
- * whatever the width of the producer's stores. Posting is a release by the storing thread and taking an acquire (PUB-1):
- * both words are stored after everything the poster did before. The consumer publishes `tail` with release after it has
- * read a slot, and a producer acquires it before it overwrites that slot.
+ * Ordering. A ticket is the position of a command, 64-bit, starting at uccl_ep_ring.first_ticket. Slot = ticket mod
+ * slots. A slot is published by its lap parity in *both* words: (ticket / slots) odd or even, inverted, so that zeroed
+ * memory is "not written" in the first lap. Nobody clears slots, and a consumer that tests both words cannot meet a
+ * torn command whatever the width of the producer's stores. Posting is a release by the storing thread and taking an
+ * acquire (PUB-1): both words are stored after everything the poster did before. The consumer publishes `tail` with
+ * release after it has read a slot, and a producer acquires it before it overwrites that slot.
  *
- * Posting together (PUB-2). One thread reserves n consecutive tickets, waits until all n slots are free, and then they are
- * stored, by one thread or by many. Nobody waits for one slot of its n: on a GPU wave lanes that wait for each other's
- * slots never meet again. n is at most the number of slots.
+ * Posting together (PUB-2). One thread reserves n consecutive tickets, waits until all n slots are free, and then they
+ * are stored, by one thread or by many. Nobody waits for one slot of its n: on a GPU wave lanes that wait for each
+ * other's slots never meet again. n is at most the number of slots.
  *
  * Giving up (PRG-3). A reserved ticket that nobody stores would stop the ring for ever. Who gives up waiting for space
  * sets `gave_up`; the channel is then closed, and every wait on it ends with an error.
  *
- * Start: head, tail_cache, tail, source and complete are first_ticket, `failed` is UCCL_EP_NO_TICKET, slots are formatted
- * (uccl_ep_ring_format).
+ * Start: head, tail_cache, tail, source and complete are first_ticket, `failed` is UCCL_EP_NO_TICKET, slots are
+ * formatted (uccl_ep_ring_format).
  *
  * Threads: producers may be any number; one consumer. Lifetime: the ring outlives its producers' last post.
  * Errors: none here; deadlines belong to the caller of uccl_ep_ring_has_space.
@@ -42,7 +42,8 @@ typedef struct uccl_ep_slot {
     uccl_ep_u64 word[2];
 } uccl_ep_slot;
 
-/* Producers' own words. Head and the cached tail are on lines of their own: all producers write the first, few the rest. */
+/* Producers' own words. Head and the cached tail are on lines of their own: all producers write the first, few the
+ * rest. */
 typedef struct uccl_ep_ring_producer {
     uccl_ep_u64 head; /* next ticket to be reserved */
     uccl_ep_u64 pad0[7];
@@ -87,7 +88,9 @@ typedef struct uccl_ep_ring {
     const uccl_ep_ring_counters *counters;
 } uccl_ep_ring;
 
-UCCL_EP_FN uccl_ep_u64 uccl_ep_ring_slots(const uccl_ep_ring *ring) { return 1ull << ring->log2_slots; }
+UCCL_EP_FN uccl_ep_u64 uccl_ep_ring_slots(const uccl_ep_ring *ring) {
+    return 1ull << ring->log2_slots;
+}
 
 /* The parity bit, in place, that marks `ticket` as written. */
 UCCL_EP_FN uccl_ep_u64 uccl_ep_ring_parity(uccl_ep_u32 log2_slots, uccl_ep_u64 ticket) {
@@ -122,20 +125,28 @@ static inline void uccl_ep_ring_store(const uccl_ep_ring *ring, uccl_ep_u64 tick
 }
 
 /*
- * Consumer: 1 and the words (parity bits included) if `ticket` has been stored. Word 1 first and with acquire:
- * it is the one that a CPU producer releases. Word 0 needs its own parity test, since a GPU's two stores may land in either
- * order, but no acquire: whoever sees word 1 sees all that came before the post (tests/native/test_ring_model.c).
+ * Consumer: 1 and the words, without their parity bits, if `slot` has been stored in the lap of `parity`. Word 1 first
+ * and with acquire: it is the one that a CPU producer releases. Word 0 needs its own parity test, since a GPU's two
+ * stores may land in either order, but no acquire: whoever sees word 1 sees all that came before the post
+ * (tests/native/test_ring_model.c).
  */
-static inline int uccl_ep_ring_take(const uccl_ep_slot *slots, uccl_ep_u32 log2_slots, uccl_ep_u64 ticket,
-                                    uccl_ep_words *words) {
-    const uccl_ep_slot *slot = &slots[ticket & ((1ull << log2_slots) - 1)];
-    const uccl_ep_u64 parity = uccl_ep_ring_parity(log2_slots, ticket);
-    const uccl_ep_u64 word1 = __atomic_load_n(&slot->word[1], __ATOMIC_ACQUIRE);
-    if ((word1 ^ parity) & UCCL_EP_PARITY_BIT) return 0;
-    const uccl_ep_u64 word0 = __atomic_load_n(&slot->word[0], __ATOMIC_RELAXED);
-    if ((word0 ^ parity) & UCCL_EP_PARITY_BIT) return 0;
+static inline int uccl_ep_slot_take(const uccl_ep_slot *slot, uccl_ep_u64 parity, uccl_ep_words *words) {
+    const uccl_ep_u64 word1 = __atomic_load_n(&slot->word[1], __ATOMIC_ACQUIRE) ^ parity;
+    if (word1 & UCCL_EP_PARITY_BIT) return 0;
+    const uccl_ep_u64 word0 = __atomic_load_n(&slot->word[0], __ATOMIC_RELAXED) ^ parity;
+    if (word0 & UCCL_EP_PARITY_BIT) return 0;
     words->word[0] = word0;
     words->word[1] = word1;
+    return 1;
+}
+
+/* The same for the slot of `ticket`; the words are as stored, parity bits included. */
+static inline int uccl_ep_ring_take(const uccl_ep_slot *slots, uccl_ep_u32 log2_slots, uccl_ep_u64 ticket,
+                                    uccl_ep_words *words) {
+    const uccl_ep_u64 parity = uccl_ep_ring_parity(log2_slots, ticket);
+    if (!uccl_ep_slot_take(&slots[ticket & ((1ull << log2_slots) - 1)], parity, words)) return 0;
+    words->word[0] |= parity;
+    words->word[1] |= parity;
     return 1;
 }
 
