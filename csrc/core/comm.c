@@ -479,6 +479,21 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
     return status;
 }
 
+/* Endpoints, then memory, then the device. No proxy runs. Again: nothing. */
+static void close_nic(uccl_ep_comm *comm) {
+    for (uint32_t i = 0; comm->proxies && i < comm->config.proxies; i++) {
+        if (comm->proxies[i].endpoint) comm->backend->endpoint_close(comm->proxies[i].endpoint);
+        comm->proxies[i].endpoint = NULL;
+    }
+    if (!comm->device) return;
+    for (uint32_t region = 0; region < UCCL_EP_REGIONS; region++)
+        if (comm->registered[region]) comm->backend->region_deregister(comm->device, (uccl_ep_region)region);
+    if (comm->heap_owned) release(comm, comm->config.heap, comm->config.heap_bytes);
+    release(comm, comm->signal_words, comm->signal_bytes);
+    comm->backend->device_close(comm->device);
+    comm->device = NULL;
+}
+
 /* Addresses and region blobs travel together, [proxies] and [regions] of them a rank. */
 static uccl_ep_status join(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap) {
     const uint32_t proxies = comm->config.proxies;
@@ -503,6 +518,9 @@ static uccl_ep_status join(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstra
         }
         status = connect_peers(comm, their_addresses, everybody);
         if (status == UCCL_EP_OK) status = import_peers(comm, their_regions, everybody);
+        /* Those who still try to connect to us are not to wait for their deadline: they hear the reason in the
+         * exchange. */
+        if (status != UCCL_EP_OK) close_nic(comm);
         /* Nobody may send before everybody can receive. */
         status = exchange(comm, bootstrap, "connect", status, NULL, 0, NULL);
     }
@@ -541,15 +559,7 @@ void stop_proxies(uccl_ep_comm *comm) {
 
 static void free_all(uccl_ep_comm *comm) {
     stop_proxies(comm);
-    for (uint32_t i = 0; comm->proxies && i < comm->config.proxies; i++)
-        if (comm->proxies[i].endpoint) comm->backend->endpoint_close(comm->proxies[i].endpoint);
-    if (comm->device) {
-        for (uint32_t region = 0; region < UCCL_EP_REGIONS; region++)
-            if (comm->registered[region]) comm->backend->region_deregister(comm->device, (uccl_ep_region)region);
-        if (comm->heap_owned) release(comm, comm->config.heap, comm->config.heap_bytes);
-        release(comm, comm->signal_words, comm->signal_bytes);
-        comm->backend->device_close(comm->device);
-    }
+    close_nic(comm);
     for (uint32_t i = 0; comm->proxies && i < comm->config.proxies; i++) {
         struct proxy *p = &comm->proxies[i];
         for (uint32_t k = 0; p->channel && k < p->channels; k++) {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator
@@ -56,17 +57,14 @@ def _descriptors() -> Check:
 
 def _memory() -> Check:
     """The kernel grants a heap when it is first written, not when it is made: what is left matters."""
-    left = None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            left = int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text())
+    left = []
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        left.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-                left = available if left is None else min(left, available)
-    except (OSError, ValueError):
-        pass
-    if left is None:
+                left.append(int(line.split()[1]) * 1024)
+    if not left:
         return Check("shm: memory", "unknown", "neither /proc/meminfo nor the control group says what is left")
-    return Check("shm: memory", "info", f"{bytes_text(left)} left for all heaps together")
+    return Check("shm: memory", "info", f"{bytes_text(min(left))} left for all heaps together")

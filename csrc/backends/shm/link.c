@@ -36,6 +36,7 @@
 #define SHM_TAG_DOOR UINT32_MAX /* the listener and its guests; other tags are ranks */
 #define SHM_DIALS 16u           /* a full guest list may drop us; more often, and it is something else */
 #define SHM_LOOK_INTERVAL_NS 100000000u
+#define SHM_LOOK_GAP_NS 2000000u /* of all links: many ranks are not to spend their time looking at each other */
 
 static uint32_t shm_state(const shm_link *link) {
     return atomic_load_explicit(&link->state, memory_order_relaxed);
@@ -430,6 +431,8 @@ static void shm_door(uccl_ep_device *device) {
         } else if (what == SHM_NO_ROOM) {
             device->door_error = EMFILE;
             shm_unwatch(device, &fd);
+        } else if (what == SHM_END) { /* somebody who looked whether we are here */
+            shm_unwatch(device, &fd);
         } else if (what != SHM_MESSAGE || !shm_hello(device, fd, &message, fds, n)) {
             shm_stranger(device);
             shm_unwatch(device, &fd);
@@ -648,11 +651,29 @@ static void shm_greet(uccl_ep_device *device, shm_link *link) {
     }
 }
 
+/* We wait for its call. Who has died or given up will make none: nobody listens at its address any more. */
+static bool shm_gone_before_calling(uccl_ep_device *device, shm_link *link) {
+    uint64_t now = device->host->now_ns(device->host->context);
+    if (link->look_ns == 0) link->look_ns = now; /* most calls come at once */
+    if (now - link->look_ns < SHM_LOOK_INTERVAL_NS || now - device->door_look_ns < SHM_LOOK_GAP_NS) return false;
+    link->look_ns = device->door_look_ns = now;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return false;
+    struct sockaddr_un name;
+    socklen_t bytes = shm_socket_name(link->name, &name);
+    bool gone = connect(fd, (struct sockaddr *)&name, bytes) != 0 && errno == ECONNREFUSED;
+    close(fd);
+    return gone;
+}
+
 uccl_ep_status shm_link_advance(uccl_ep_device *device, uint32_t peer) {
     shm_link *link = device->slots[peer].current;
     if (!link) return shm_fail(device->host, UCCL_EP_E_INVALID, 0, "rank %u: poll without connect", peer);
     if (shm_state(link) == SHM_LINK_DIAL) shm_dial(device, link);
     if (shm_state(link) == SHM_LINK_GREET) shm_greet(device, link);
+    if (shm_state(link) == SHM_LINK_LISTEN && shm_gone_before_calling(device, link))
+        shm_lose(device, link, UCCL_EP_E_PEER_LOST, ECONNREFUSED, "rank %u is gone: nobody listens at its address",
+                 peer);
     switch ((shm_link_state)shm_state(link)) {
     case SHM_LINK_UP:
         return UCCL_EP_OK;

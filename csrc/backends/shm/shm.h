@@ -117,7 +117,8 @@ typedef struct shm_link {
     uint8_t name[SHM_ID_BYTES], token[SHM_ID_BYTES]; /* of the peer */
     uint32_t peer;
     uint32_t tries;
-    bool caller; /* we connected */
+    uint64_t look_ns; /* LISTEN: when it was last looked whether the peer is still there */
+    bool caller;      /* we connected */
     bool was_up;
     int fd, pidfd;
     pid_t pid; /* 0: not visible from here */
@@ -164,6 +165,7 @@ struct uccl_ep_device {
     bool stranger_seen;    /* logged once */
     bool unwatched;        /* some peer has no pidfd */
     uint64_t last_look_ns; /* when those were looked at */
+    uint64_t door_look_ns; /* the latest look_ns of all links */
     _Atomic uint32_t ends; /* of links that were up */
 };
 
