@@ -51,26 +51,23 @@ static void owe(struct queue *q, const uccl_ep_operation *operation, uint64_t at
     q->debt = (struct debt){.operation = *operation, .due_ns = due_ns, .at = at};
 }
 
-/* ------------------------------------------------------------------------------------------------ the source, ahead */
+/* --------------------------------------------------------------------------------------------------- kept bytes */
 
 static uint64_t scratch_offset(const uccl_ep_endpoint *e, uint32_t peer) {
     return (uint64_t)((e->index * e->peers + peer) % SCRATCH_PEERS) * SCRATCH_BYTES;
 }
 
-/* Puts walk through memory: what follows this source is probably the next one. */
-static void read_ahead(uccl_ep_endpoint *e, uccl_ep_operation *o) {
-    const uint64_t next = o->local_offset + o->length;
-    const uint64_t room = scratch_offset(e, 0);
-    if (e->ahead_used || !o->length || o->length > SCRATCH_BYTES) return;
-    if (e->ahead_bytes >= o->length && e->ahead_offset == o->local_offset) {
+/* A cache that is filled once and never asks whether the source has changed. */
+static void cached_source(uccl_ep_endpoint *e, uccl_ep_operation *o) {
+    const uint64_t index = o->local_offset / 64 % CACHE_LINES;
+    struct line *line = &e->cached[index];
+    if (o->length > LINE_BYTES) return;
+    if (line->length == o->length && line->offset == o->local_offset) {
         o->local_region = UCCL_EP_REGION_MAILBOX;
-        o->local_offset = room;
-        e->ahead_used = true;
-        e->ahead_bytes = 0;
-    } else if (next + o->length <= e->device->heap_bytes) {
-        memcpy(e->device->scratch + room, e->device->heap + next, o->length);
-        e->ahead_offset = next;
-        e->ahead_bytes = o->length;
+        o->local_offset = index * LINE_BYTES;
+    } else if (!line->length) {
+        *line = (struct line){o->local_offset, o->length};
+        memcpy(e->device->scratch + index * LINE_BYTES, e->device->heap + o->local_offset, o->length);
     }
 }
 
@@ -89,7 +86,7 @@ static void damage_write(uccl_ep_endpoint *e, struct queue *q, uccl_ep_operation
     const uint32_t granule = o->length % 16 ? 4 : 16;
     switch (e->device->knobs.fault) {
     case FAULT_stale_source:
-        read_ahead(e, o);
+        cached_source(e, o);
         break;
     case FAULT_put_short:
         if (++q->writes % 7 == 0) o->length -= granule;

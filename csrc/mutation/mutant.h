@@ -33,7 +33,7 @@
 
 /* X(name, clause that it breaks, what it does) */
 #define UCCL_EP_MUTANT_FAULT_TABLE(X)                                                                                  \
-    X(stale_source, "PUB-1", "the source of the next put is read ahead, before that put was posted")                   \
+    X(stale_source, "PUB-1", "a source that was read before is not read again, though it was stored to since")         \
     X(put_short, "PUT-1", "every 7th put leaves out its last granule")                                                 \
     X(put_stray, "PUT-1", "every 7th put writes one byte too many")                                                    \
     X(put_torn, "PUT-1", "of every 3rd put the second half is placed later than what follows it")                      \
@@ -86,7 +86,7 @@ struct uccl_ep_device {
     struct knobs knobs;
     const unsigned char *heap; /* own, as registered */
     uint64_t heap_bytes;
-    unsigned char *scratch; /* stale_source: what was read ahead, registered as the mailbox */
+    unsigned char *scratch; /* of faults that keep bytes; registered as the mailbox */
     struct uccl_ep_endpoint *endpoints;
     uccl_ep_device *next; /* of all in the process */
 };
@@ -131,15 +131,23 @@ struct queue {
     struct debt debt;
 };
 
+/* A source that was read before: its bytes lie in the scratch. */
+struct line {
+    uint64_t offset;
+    uint32_t length; /* 0: none */
+};
+#define SCRATCH_BYTES 65536u /* of one peer */
+#define SCRATCH_PEERS 16u
+#define LINE_BYTES 4096u
+#define CACHE_LINES (SCRATCH_BYTES * SCRATCH_PEERS / LINE_BYTES)
+
 struct uccl_ep_endpoint {
     uccl_ep_device *device;
     uccl_ep_endpoint *inner;
     uccl_ep_endpoint *next; /* of the device */
     uint32_t rank, peers, index;
     uint64_t random;
-    uint64_t ahead_offset; /* stale_source: what was read ahead */
-    uint32_t ahead_bytes;  /* 0: nothing */
-    bool ahead_used;       /* an operation that was not executed yet needs it */
+    struct line cached[CACHE_LINES]; /* stale_source */
     struct queue queues[];
 };
 
@@ -165,8 +173,6 @@ void end(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, int32_t status, int32_
 
 /* ---------------------------------------------------------------------------------------------------------- fault.c */
 
-#define SCRATCH_BYTES 65536u /* of one peer */
-#define SCRATCH_PEERS 16u
 #define FAILED_ON_PURPOSE 9001 /* vendor code */
 
 enum fault fault_by_name(const char *name, size_t length);

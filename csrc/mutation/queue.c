@@ -91,7 +91,6 @@ void end(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, int32_t status, int32_
     struct queue *q = &e->queues[peer];
     struct pending *p = pending_at(e, peer, at);
     const enum fault fault = e->device->knobs.fault;
-    if (p->operation.local_region == UCCL_EP_REGION_MAILBOX) e->ahead_used = false;
     if (status == UCCL_EP_OK && p->doomed) status = UCCL_EP_E_NIC, vendor_code = FAILED_ON_PURPOSE;
     if (fault == FAULT_failure_hidden && status == UCCL_EP_E_NIC) status = UCCL_EP_OK;
     if (fault == FAULT_loss_hidden && status == UCCL_EP_E_PEER_LOST) status = UCCL_EP_OK;

@@ -49,6 +49,10 @@ def _across(ctx: Context, wrap: int, log2: int, lead: int) -> None:
             )
         else:
             ctx.check(ctx.until(signal.done), "LIM-1", "a ticket beside a wrap never became done", ticket=signal.value)
+        complete = ch.stats()["complete"]
+        ctx.check(
+            complete >= k + signals, "LIM-1", "a ticket is done before its command is complete", complete=complete
+        )
         ch.quiet_source()
     b.quiet(clause="LIM-1")
     b.wait_signal(0, signals, "LIM-1")

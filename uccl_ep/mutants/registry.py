@@ -46,8 +46,8 @@ def _core(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    _nic("stale_source", "PUB-1", "reads the source of the next put ahead, before that was posted",
-         "pub1.handed_to_another_thread", nic=PROMPT),
+    _nic("stale_source", "PUB-1", "does not read again a source that it has read before",
+         "pub1.handed_to_another_thread"),
     _core("post_part_of_batch", "PUB-2", "posts a part of a batch", "pub1.tickets_count_up"),
     _nic("put_short", "PUT-1", "leaves out the last granule of every 7th put", "put1.sizes"),
     _nic("put_stray", "PUT-1", "writes one byte too many with every 7th put", "put1.sizes"),
@@ -106,8 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
           time_scale=0.3),
     _nic("sequence_16_bits", "LIM-1", "takes the operation on which 16 bits wrap for a duplicate",
          "lim1.operations_16_bits"),
-    _core("ticket_of_32_bits", "LIM-1", "compares the low 32 bits of tickets", "lim1.tickets_2_32@unordered",
-          nic=SLOWER),
+    _core("ticket_of_32_bits", "LIM-1", "compares the low 32 bits of tickets", "lim1.tickets_2_32"),
     _core("window_of_16_bits", "LIM-1", "publishes 16 bits of what is complete", "lim1.operations_16_bits",
           time_scale=0.3),
     _core("value_not_distance", "LIM-1", "compares signals as plain numbers", "lim1.signal_words"),
