@@ -4,10 +4,22 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _elsewhere() -> Generator[None, None, None]:
+    """What is tested is what is installed: processes that tests start must not import the source tree instead, which
+    Python would find in the current folder."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        yield
+        os.chdir(here)
 
 
 @pytest.hookimpl(wrapper=True)
