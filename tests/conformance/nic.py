@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that the NIC itself fails: ERR-2, ERR-6.
+"""Operations that the NIC itself fails: ERR-2, ERR-3, ERR-6.
 
 No case can make a NIC fail, so these ask for nothing of the kind. On one that does not fail they see that all goes
 well; on one that does, in a fabric or because a lane lets it, that nobody is told otherwise.
@@ -48,6 +48,40 @@ def success_means_done(ctx: Context) -> None:
         b.compare(layout.landing(source) + k * size, want, "ERR-2", "a wait succeeded and its put is not there", k=k)
     b.loosen(layout.landing(source), n * size)
     b.broken = any(ctx.share(failure is not None))
+
+
+@case("err3.behind_a_failure", clauses=("ERR-3", "SIG-1"), comm={"heap_bytes": 2 << 20, "ring_log2": 8}, weak=True)
+def behind_a_failure(ctx: Context) -> None:
+    """Puts and signals in large batches, so that much is queued behind what fails: no signal vouches for lost bytes."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    batches, n, size = 4, 100, 256
+    image = message(ctx, batches * n * size, ctx.rank, to, 0)
+    b.place(layout.source(to), image)
+    ctx.barrier()
+    failed = False
+    try:
+        for r in range(batches):
+            batch = []
+            for k in range(r * n, r * n + n):
+                batch.append(put_command(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size))
+                batch.append({"op": SIGNAL, "target": to, "slot": 0, "add": 1})
+            ch.post_many(commands(batch))
+        ch.quiet()
+    except UcclEpError:
+        failed = True
+    troubles = ctx.share(failed)
+    word = b.comm.read_signal(0)
+    ctx.check(word <= batches * n, "SIG-1", "more signals than were sent", got=word)
+    if not troubles[source]:
+        ctx.check_equal(word, batches * n, "SIG-1", "nobody reports a failure, and signals are missing")
+    want = message(ctx, word * size, source, ctx.rank, 0)
+    b.compare(layout.landing(source), want, "ERR-3", "a signal vouches for a put that is not there", counter=word)
+    b.loosen(layout.landing(source), batches * n * size)
+    b.expect_signal(0, word)
+    b.broken = any(troubles)
 
 
 @case(

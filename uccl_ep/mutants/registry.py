@@ -14,8 +14,8 @@ from dataclasses import dataclass
 SLOW = "lazy=200,partial=30,again=10"
 DISORDER = "lazy=200,again=10,disorder=1"
 SLOWER = "lazy=2000"
-FAILING = "lazy=100,fail=30"
-FAILING_DISORDER = "lazy=100,fail=30,disorder=1"
+FAILING = "lazy=500,fail=30"
+FAILING_DISORDER = "lazy=500,fail=30,disorder=1"
 PROMPT = ""
 
 # Clauses that say that something ends: there a wait that does not end in time is the finding.
@@ -116,9 +116,9 @@ MUTANTS: tuple[Mutant, ...] = (
          nic=FAILING),
     _core("error_swallowed", "ERR-2", "retires failed commands as if they had succeeded", "err2.record"),
     _core("record_missing", "ERR-2", "keeps no record of a failure", "err2.record"),
-    _nic("failure_passed", "ERR-3", "executes what is behind a failed operation", "err3.signal_implies_data",
+    _nic("failure_passed", "ERR-3", "executes what is behind a failed operation", "err3.behind_a_failure",
          nic=FAILING),
-    _core("signal_after_failure", "ERR-3", "sends the signals behind a failed put", "err3.signal_implies_data",
+    _core("signal_after_failure", "ERR-3", "sends the signals behind a failed put", "err3.behind_a_failure",
           nic=FAILING_DISORDER),
     _core("no_range_check", "ERR-4", "does not compare offsets with the heap", "err4.every_kind"),
     _core("malformed_kills_all", "ERR-4", "closes the whole channel for one malformed command",
