@@ -192,43 +192,56 @@ class Communicator:
             flags |= lib.UCCL_EP_CONFIG_LOCK_MEMORY
         if not merge:
             flags |= lib.UCCL_EP_CONFIG_NO_MERGE
-        settings: dict[str, Any] = {
-            "size": ffi.sizeof("uccl_ep_config"),
-            "flags": flags,
-            "backend": string(str(backends.find(backend).library)),
-            "device": string(device),
-            "backend_options": string(_options_text(backend_options)),
-            "heap_bytes": heap_bytes,
-            "signals": signals,
-            "channels": channels,
-            "ring_log2": ring_log2,
-            "granularity": granularity,
-            "proxies": proxies,
-            "strategy": _enum_value("uccl_ep_strategy", "UCCL_EP_STRATEGY_", strategy, "strategy"),
-            "progress": _enum_value("uccl_ep_progress_mode", "UCCL_EP_PROGRESS_", progress, "progress mode"),
-            "max_inflight_peer": max_inflight_peer,
-            "max_inflight": max_inflight,
-            "max_inflight_bytes": max_inflight_bytes,
-            "max_message_bytes": max_message_bytes,
-            "timeout_ns": _positive_ns(timeout, "timeout"),
-            "peer_timeout_ns": _positive_ns(peer_timeout, "peer_timeout"),
-            "bootstrap_timeout_ns": _positive_ns(bootstrap_timeout, "bootstrap_timeout"),
-            "first_ticket": first_ticket,
-            "cpus": string(cpus),
-            "spin": spin,
-            "idle_sleep_ns": _native.nanoseconds(idle_sleep),
-            "log": lib.uccl_ep_py_log,
-        }
-        for name, value in settings.items():
-            try:
-                setattr(config, name, value)
-            except (OverflowError, TypeError) as error:
-                raise CommandError(f"{name}={value!r} is not valid: {error}") from None
+        refused: Exception | None = None
+        try:
+            settings: dict[str, Any] = {
+                "size": ffi.sizeof("uccl_ep_config"),
+                "flags": flags,
+                "backend": string(str(backends.find(backend).library)),
+                "device": string(device),
+                "backend_options": string(_options_text(backend_options)),
+                "heap_bytes": heap_bytes,
+                "signals": signals,
+                "channels": channels,
+                "ring_log2": ring_log2,
+                "granularity": granularity,
+                "proxies": proxies,
+                "strategy": _enum_value("uccl_ep_strategy", "UCCL_EP_STRATEGY_", strategy, "strategy"),
+                "progress": _enum_value("uccl_ep_progress_mode", "UCCL_EP_PROGRESS_", progress, "progress mode"),
+                "max_inflight_peer": max_inflight_peer,
+                "max_inflight": max_inflight,
+                "max_inflight_bytes": max_inflight_bytes,
+                "max_message_bytes": max_message_bytes,
+                "timeout_ns": _positive_ns(timeout, "timeout"),
+                "peer_timeout_ns": _positive_ns(peer_timeout, "peer_timeout"),
+                "bootstrap_timeout_ns": _positive_ns(bootstrap_timeout, "bootstrap_timeout"),
+                "first_ticket": first_ticket,
+                "cpus": string(cpus),
+                "spin": spin,
+                "idle_sleep_ns": _native.nanoseconds(idle_sleep),
+                "log": lib.uccl_ep_py_log,
+            }
+            for name, value in settings.items():
+                try:
+                    setattr(config, name, value)
+                except (OverflowError, TypeError) as error:
+                    raise CommandError(f"{name}={value!r} is not valid: {error}") from None
+        except Exception as error:
+            # The others are in create, or will be: this rank takes part to tell them why it does not.
+            refused = error
+            record = error.record if isinstance(error, errors.UcclEpError) else None
+            text = record.text if record else f"{type(error).__name__}: {error}"
+            config = ffi.new("uccl_ep_config *")
+            config.size = ffi.sizeof("uccl_ep_config")
+            config.refusal = string(text)
+            config.refusal_status = record.status if record else _native.status_value("E_INVALID")
 
         call = _BootstrapCall(bootstrap)
         out = ffi.new("uccl_ep_comm **")
         with call.explained():
             status = lib.uccl_ep_comm_create(config, call.struct, out)
+            if refused is not None:
+                raise refused
             if status < 0:
                 raise info.last_error(status)
         handle.pointer = out[0]

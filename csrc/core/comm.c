@@ -45,8 +45,11 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
     SAME(channels, "channels")
     SAME(proxies, "proxies")
     SAME(granularity, "granularity")
-    SAME(strategy, "strategy")
 #undef SAME
+    if (mine->strategy != other->strategy)
+        return fail_local(UCCL_EP_E_BOOTSTRAP, "",
+                          "rank %u asks for the strategy %s and rank %u for %s: all ranks must agree", my_rank,
+                          strategy_name(mine->strategy), rank, strategy_name(other->strategy));
     return UCCL_EP_OK;
 }
 

@@ -80,6 +80,9 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     if (!config || config->size < offsetof(uccl_ep_config, flags))
         return fail_local(UCCL_EP_E_INVALID, "", "config is required, with size = sizeof(uccl_ep_config)");
     memcpy(c, config, config->size < sizeof *c ? config->size : sizeof *c);
+    if (c->refusal)
+        return fail_local(c->refusal_status ? checked_status((uccl_ep_status)c->refusal_status) : UCCL_EP_E_INVALID, "",
+                          "%s", c->refusal);
     if (!bootstrap || bootstrap->size_of_struct < sizeof *bootstrap || !bootstrap->allgather)
         return fail_local(UCCL_EP_E_INVALID, "", "a bootstrap with an allgather is required");
     if (!bootstrap->size || bootstrap->size > UCCL_EP_MAX_RANKS || bootstrap->rank >= bootstrap->size)

@@ -138,6 +138,8 @@ typedef struct uccl_ep_config {
     void *clock_context;
     void (*log)(void *context, uint32_t level, const char *text); /* [none] */
     void *log_context;
+    const char *refusal;    /* this rank cannot take part, and why: create fails on all ranks with this text [none] */
+    int32_t refusal_status; /* as which error [E_INVALID] */
 } uccl_ep_config;
 
 #define UCCL_EP_CONFIG_HUGE_PAGES_ON (1u << 0)  /* or fail [where the machine has them to spare] */
