@@ -8,7 +8,13 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+
+# A busy machine is no failure; a failure prints what replays it.
+hypothesis.settings.register_profile("uccl_ep", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("uccl_ep")
 
 
 @pytest.fixture(scope="session", autouse=True)
