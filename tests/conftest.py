@@ -11,7 +11,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-
 # A busy machine is no failure; a failure prints what replays it.
 hypothesis.settings.register_profile("uccl_ep", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("uccl_ep")
