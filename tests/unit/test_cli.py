@@ -63,8 +63,11 @@ def test_a_wrong_command_line_is_exit_code_2(wrong: list[str]) -> None:
 def test_a_wrong_name_lists_the_right_ones() -> None:
     """M9."""
     said = uccl_ep_command("devices", "--backend", "shn", COLUMNS="200").stderr
-    assert "shm" in said
+    assert "known: shm" in said
     assert "did you mean 'shm'?" in said
+    said = uccl_ep_command("doctr", COLUMNS="200").stderr
+    assert "known: backends, " in said
+    assert "did you mean 'doctor'?" in said
 
 
 def test_a_backend_that_cannot_be_asked_is_a_row_and_exit_code_1(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ class _Commands(TyperGroup):
         module, function = _ELSEWHERE[cmd_name]
         return _as_command(cmd_name, getattr(importlib.import_module(module), function))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            ctx.fail(f"no command {name!r}; {errors.nearest(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
 
 def _as_command(name: str, function: Callable[..., Any]) -> Any:
     alone = typer.Typer(add_completion=False)
