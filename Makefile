@@ -7,7 +7,8 @@ VENV ?= .venv
 RANKS ?= 4
 export PYTHON VENV
 BIN := $(abspath $(VENV))/bin
-STAMPS := build/stamps
+# Inside the environment: who removes it removes what is known of it.
+STAMPS := $(VENV)/stamps
 export PATH := $(BIN):$(PATH)
 
 SETUP_INPUTS := tools/setup.sh
