@@ -50,7 +50,12 @@ def success_means_done(ctx: Context) -> None:
     b.broken = any(ctx.share(failure is not None))
 
 
-@case("err3.behind_a_failure", clauses=("ERR-3", "SIG-1"), comm={"heap_bytes": 2 << 20, "ring_log2": 8}, weak=True)
+@case(
+    "err3.behind_a_failure",
+    clauses=("ERR-3", "SIG-1", "ERR-1"),
+    comm={"heap_bytes": 2 << 20, "ring_log2": 8},
+    weak=True,
+)
 def behind_a_failure(ctx: Context) -> None:
     """Puts and signals in large batches, so that much is queued behind what fails: no signal vouches for lost bytes."""
     b = ctx.bench
@@ -72,6 +77,9 @@ def behind_a_failure(ctx: Context) -> None:
         ch.quiet()
     except UcclEpError:
         failed = True
+    # What is behind a failure ends too, before anybody looks.
+    ended = ctx.until(lambda: ch.stats()["complete"] == ch.stats()["posted"])
+    ctx.check(ended, "ERR-1", "commands behind a failure neither end nor fail", report=b.comm.report())
     troubles = ctx.share(failed)
     word = b.comm.read_signal(0)
     ctx.check(word <= batches * n, "SIG-1", "more signals than were sent", got=word)

@@ -65,7 +65,7 @@ def mutants(
     except runner.MutantsError as error:
         _refuse(str(error))
     console.print(_table(result))
-    _summary(console.print, result)
+    console.print(_summary(result), soft_wrap=True)
     if json is not None:
         text = json_module.dumps(result.as_dict(), indent=2)
         if to_stdout:
@@ -103,10 +103,12 @@ def _listing(chosen: list[Mutant]) -> Table:
 
 
 def _line(verdict: Verdict) -> str:
+    from rich.markup import escape
+
     m = verdict.mutant
     if not verdict.why_not or verdict.why_not.startswith("not clean"):  # baselines come later
         return f"killed    {m.clause:6} {m.name:30} {verdict.seconds:5.1f} s  {', '.join(verdict.by)}"
-    return f"[red]SURVIVED[/]  {m.clause:6} {m.name:30} {verdict.seconds:5.1f} s  {verdict.why_not}"
+    return f"[red]SURVIVED[/]  {m.clause:6} {m.name:30} {verdict.seconds:5.1f} s  {escape(verdict.why_not)}"
 
 
 def _table(result: Result) -> Table:
@@ -123,12 +125,11 @@ def _table(result: Result) -> Table:
     return table
 
 
-def _summary(say: object, result: Result) -> None:
-    assert callable(say)
+def _summary(result: Result) -> str:
     killed = sum(v.killed for v in result.verdicts)
     clauses = len({v.mutant.clause for v in result.verdicts})
     seeds = result.verdicts[0].seeds
-    say(
+    return (
         f"mutation score {result.score:.3f}: {killed} of {len(result.verdicts)} mutants of {clauses} clauses killed on "
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, in {result.seconds:.0f} s"
     )

@@ -7,7 +7,9 @@ UCCL_EP_FAULT_POINTS. The job comes as one JSON document on the standard input.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +18,8 @@ from ..conformance import runner
 from ..conformance.registry import Case
 from ..conformance.results import CaseResult
 from ..paths import library_dir
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ def _baseline(job: Job) -> None:
 
 
 def main() -> None:
+    # With the runner's death, however it dies, comes ours, and with ours that of the ranks.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     job = Job.from_json(sys.stdin.read())
     if job.clause:
         _hunt(job)
