@@ -170,19 +170,31 @@ static uccl_ep_status post_put(uccl_ep_comm *comm, uint32_t channel, uint32_t ta
     return UCCL_EP_OK;
 }
 
+/* An error says where the command was to go. */
+static uccl_ep_status placed(const uccl_ep_comm *comm, uint32_t channel, uint32_t target, uccl_ep_status status) {
+    if (LIKELY(status == UCCL_EP_OK)) return status;
+    uccl_ep_error *error = last_error_slot();
+    if (comm) error->rank = comm->rank;
+    error->channel = channel;
+    if (error->peer == UCCL_EP_ANY_RANK) error->peer = target;
+    return status;
+}
+
 uccl_ep_status uccl_ep_put(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint64_t local, uint64_t remote,
                            uint64_t bytes, uint64_t timeout_ns, uint64_t *ticket) {
-    return post_put(comm, channel, target, local, remote, bytes, false, 0, 0, timeout_ns, ticket);
+    return placed(comm, channel, target,
+                  post_put(comm, channel, target, local, remote, bytes, false, 0, 0, timeout_ns, ticket));
 }
 
 uccl_ep_status uccl_ep_put_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint64_t local,
                                   uint64_t remote, uint64_t bytes, uint32_t slot, uint64_t add, uint64_t timeout_ns,
                                   uint64_t *ticket) {
-    return post_put(comm, channel, target, local, remote, bytes, true, slot, add, timeout_ns, ticket);
+    return placed(comm, channel, target,
+                  post_put(comm, channel, target, local, remote, bytes, true, slot, add, timeout_ns, ticket));
 }
 
-uccl_ep_status uccl_ep_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint32_t slot, uint64_t add,
-                              uint64_t timeout_ns, uint64_t *ticket) {
+static uccl_ep_status post_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint32_t slot, uint64_t add,
+                                  uint64_t timeout_ns, uint64_t *ticket) {
     uccl_ep_status status = check_channel(comm, channel);
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
     if (UNLIKELY((status = check_target(comm, channel, target)) != UCCL_EP_OK)) return status;
@@ -193,6 +205,11 @@ uccl_ep_status uccl_ep_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t tar
     status = uccl_ep_encode(&command, &words);
     UCCL_EP_ASSERT(status == UCCL_EP_OK);
     return post_words(comm, channel, &words, 1, timeout_ns, ticket);
+}
+
+uccl_ep_status uccl_ep_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint32_t slot, uint64_t add,
+                              uint64_t timeout_ns, uint64_t *ticket) {
+    return placed(comm, channel, target, post_signal(comm, channel, target, slot, add, timeout_ns, ticket));
 }
 
 /* One of a batch as the API sees it: offsets, slots and targets that its own rank can already judge. */
@@ -219,8 +236,8 @@ static uccl_ep_status encode_checked(uccl_ep_comm *comm, uint32_t channel, const
     return UCCL_EP_OK;
 }
 
-uccl_ep_status uccl_ep_post_many(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_command *commands, uint32_t n,
-                                 uint64_t timeout_ns, uint64_t *ticket) {
+static uccl_ep_status post_many(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_command *commands, uint32_t n,
+                                uint64_t timeout_ns, uint64_t *ticket) {
     uccl_ep_status status = check_channel(comm, channel);
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
     const uccl_ep_ring *ring = &comm->rings[channel];
@@ -244,8 +261,13 @@ uccl_ep_status uccl_ep_post_many(uccl_ep_comm *comm, uint32_t channel, const ucc
     return UCCL_EP_OK;
 }
 
-uccl_ep_status uccl_ep_post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words, uint32_t n,
-                                uint64_t timeout_ns, uint64_t *ticket) {
+uccl_ep_status uccl_ep_post_many(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_command *commands, uint32_t n,
+                                 uint64_t timeout_ns, uint64_t *ticket) {
+    return placed(comm, channel, UCCL_EP_ANY_RANK, post_many(comm, channel, commands, n, timeout_ns, ticket));
+}
+
+static uccl_ep_status post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words, uint32_t n,
+                               uint64_t timeout_ns, uint64_t *ticket) {
     const uccl_ep_status status = check_channel(comm, channel);
     if (status != UCCL_EP_OK) return status;
     if (!n || !words) return fail_local(UCCL_EP_E_INVALID, "PUB-2", "at least one command is required");
@@ -254,6 +276,11 @@ uccl_ep_status uccl_ep_post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl
             return fail_local(UCCL_EP_E_INVALID, "ERR-4", "bit 63 of both words is the ring's: command %u has it set",
                               i);
     return post_words(comm, channel, words, n, timeout_ns, ticket);
+}
+
+uccl_ep_status uccl_ep_post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words, uint32_t n,
+                                uint64_t timeout_ns, uint64_t *ticket) {
+    return placed(comm, channel, UCCL_EP_ANY_RANK, post_raw(comm, channel, words, n, timeout_ns, ticket));
 }
 
 uccl_ep_status uccl_ep_channel_ring(uccl_ep_comm *comm, uint32_t channel, uccl_ep_ring *ring) {

@@ -111,6 +111,9 @@ def calls(member: Member) -> None:
             assert (error.name, error.record.clause) == (name, clause), f"{what}: {error}"
             assert part in error.record.text, f"{what}: {error}"
             assert error.advice
+            if clause.startswith("PUT") or name == "E_ALIGNMENT":
+                assert (error.record.rank, error.record.channel) == (0, 0), f"{what}: {error}"
+                assert "batch" in what or error.record.peer is not None, f"{what}: {error}"
         stats = comm.stats()
         assert all(channel["posted"] == channel["failed"] == 0 for channel in stats["channels"]), "nothing was posted"
         assert not comm.errors()
@@ -343,7 +346,8 @@ def test_a_flipped_bit_is_a_command_or_refused() -> None:
     with Ranks(2, flips, 250, SEED, seconds=120) as ranks:
         children = ranks.join_well(seconds=120)
         names = {one["name"] for one in children[0].all("refused")}
-        assert names == {"E_MALFORMED"}
+        # A channel that closed says so to a wait for a ticket that it never took.
+        assert {"E_MALFORMED"} <= names <= {"E_MALFORMED", "E_CLOSED"}
         print(children[0].saw("executed"))
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from uccl_ep.errors import BootstrapError
+
 from .outside import COMMAND, EXAMPLE, build, needs_compiler, run
 from .ranks import Footprint, Member, Ranks
 from .traffic import Exchange, make
@@ -64,6 +66,24 @@ def test_it_is_used_like_the_embedded_one(minimal: Path) -> None:
     assert seen.returncode == 0, seen.stderr
     (device,) = json.loads(seen.stdout)["devices"]
     assert device["name"] == "minimal0"
+
+
+def test_ranks_with_different_backends_are_refused(minimal: Path) -> None:
+    """L9: on all ranks, and each is told both names."""
+
+    def program(member: Member) -> None:
+        before = Footprint()
+        with pytest.raises(BootstrapError) as refused:
+            make(member.bootstrap, backend=minimal if member.rank == 1 else "shm")
+        text = refused.value.record.text
+        assert "minimal" in text
+        assert "shm" in text
+        assert "rank 1" in text
+        assert "all ranks must agree" in text
+        assert not before.leaks(), before.leaks()
+
+    with Ranks(3, program) as ranks:
+        ranks.join_well()
 
 
 def test_the_readme_says_what_this_test_does() -> None:
