@@ -12,8 +12,7 @@
 
 #include "internal.h"
 
-/* ------------------------------------------------------------------------------------------------- what ranks tell
- * each other */
+/* --------------------------------------------------------------------------------------- what ranks tell each other */
 
 /* Step 1: do we want the same thing, and what does each NIC promise? */
 typedef struct hello {
@@ -67,8 +66,7 @@ static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
     w->max_message_bytes = smaller_of(w->max_message_bytes, other->max_message_bytes);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------
- * memory */
+/* ----------------------------------------------------------------------------------------------------------- memory */
 
 static uint64_t page_up(uint64_t bytes) {
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -158,8 +156,7 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
     return UCCL_EP_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- rings and
- * proxies */
+/* ------------------------------------------------------------------------------------------------ rings and proxies */
 
 static void *zeroed(size_t bytes) {
     void *memory = NULL;
@@ -269,8 +266,7 @@ static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
     return p->endpoint ? UCCL_EP_OK : backend_gave(comm, "no endpoint");
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * connecting */
+/* ------------------------------------------------------------------------------------------------------- connecting */
 
 uccl_ep_status endpoint_blob(uccl_ep_comm *comm, struct proxy *p, void *out) {
     blob *b = out;
@@ -374,8 +370,7 @@ uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *w
     return UCCL_EP_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------------
- * create */
+/* ----------------------------------------------------------------------------------------------------------- create */
 
 static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap) {
     uccl_ep_status status = config_fill(comm, config, bootstrap);

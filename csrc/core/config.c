@@ -64,10 +64,11 @@ static uccl_ep_status check_cpus(const uccl_ep_config *config) {
         const uccl_ep_status status = parse_cpus(config->cpus, i, &cpu);
         if (status != UCCL_EP_OK) return status;
         if (!CPU_ISSET((size_t)cpu, &allowed))
-            return fail_local(UCCL_EP_E_INVALID, "",
-                              "CPU %d of cpus '%s' is outside the set this process may use: see taskset -p, or the cpuset of "
-                              "the container",
-                              cpu, config->cpus);
+            return fail_local(
+                UCCL_EP_E_INVALID, "",
+                "CPU %d of cpus '%s' is outside the set this process may use: see taskset -p, or the cpuset of "
+                "the container",
+                cpu, config->cpus);
     }
     return UCCL_EP_OK;
 }
@@ -86,8 +87,8 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     if (!bootstrap || bootstrap->size_of_struct < sizeof *bootstrap || !bootstrap->allgather)
         return fail_local(UCCL_EP_E_INVALID, "", "a bootstrap with an allgather is required");
     if (!bootstrap->size || bootstrap->size > UCCL_EP_MAX_RANKS || bootstrap->rank >= bootstrap->size)
-        return fail_local(UCCL_EP_E_RANGE, "", "rank %u of %u: 1 to %u ranks are possible", bootstrap->rank, bootstrap->size,
-                          UCCL_EP_MAX_RANKS);
+        return fail_local(UCCL_EP_E_RANGE, "", "rank %u of %u: 1 to %u ranks are possible", bootstrap->rank,
+                          bootstrap->size, UCCL_EP_MAX_RANKS);
     if (!c->backend || !copy_string(comm->library, sizeof comm->library, c->backend))
         return fail_local(UCCL_EP_E_INVALID, "", "the path of a backend's library is required, at most 255 bytes");
     if (!copy_string(comm->device_name, sizeof comm->device_name, c->device) ||
@@ -112,15 +113,15 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     if (c->granularity != UCCL_EP_GRANULARITY_COARSE && c->granularity != UCCL_EP_GRANULARITY_FINE)
         return fail_local(UCCL_EP_E_INVALID, "PUT-4", "granularity %u: 16 and 4 are possible", c->granularity);
     if (!c->heap_bytes || (c->heap_bytes > UCCL_EP_MAX_HEAP_BYTES(c->granularity) && !FAULT(heap_limit_unchecked)))
-        return fail_local(UCCL_EP_E_RANGE, "PUT-4",
-                          "a heap of %llu bytes: 1 to %llu are addressable at granularity %u%s",
-                          (unsigned long long)c->heap_bytes, (unsigned long long)UCCL_EP_MAX_HEAP_BYTES(c->granularity),
-                          c->granularity, c->granularity == UCCL_EP_GRANULARITY_FINE ? " (16 reaches four times as far)" : "");
+        return fail_local(
+            UCCL_EP_E_RANGE, "PUT-4", "a heap of %llu bytes: 1 to %llu are addressable at granularity %u%s",
+            (unsigned long long)c->heap_bytes, (unsigned long long)UCCL_EP_MAX_HEAP_BYTES(c->granularity),
+            c->granularity, c->granularity == UCCL_EP_GRANULARITY_FINE ? " (16 reaches four times as far)" : "");
     if (c->signals > MAX_SIGNALS)
         return fail_local(UCCL_EP_E_RANGE, "", "%u signals: at most %u are possible", c->signals, MAX_SIGNALS);
     if (c->ring_log2 < UCCL_EP_RING_MIN_LOG2 || c->ring_log2 > UCCL_EP_RING_MAX_LOG2)
-        return fail_local(UCCL_EP_E_RANGE, "", "ring_log2 %u: %u to %u are possible", c->ring_log2, UCCL_EP_RING_MIN_LOG2,
-                          UCCL_EP_RING_MAX_LOG2);
+        return fail_local(UCCL_EP_E_RANGE, "", "ring_log2 %u: %u to %u are possible", c->ring_log2,
+                          UCCL_EP_RING_MIN_LOG2, UCCL_EP_RING_MAX_LOG2);
     if (c->proxies > MAX_PROXIES || c->proxies > c->channels)
         return fail_local(UCCL_EP_E_RANGE, "", "%u proxies: at most %u, and no more than channels (%u)", c->proxies,
                           MAX_PROXIES, c->channels);
@@ -133,8 +134,7 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
         return fail_local(UCCL_EP_E_INVALID, "", "strategy %u is unknown", c->strategy);
     if (c->progress > UCCL_EP_PROGRESS_CALLER)
         return fail_local(UCCL_EP_E_INVALID, "", "progress mode %u is unknown", c->progress);
-    if (c->first_ticket > INT64_MAX)
-        return fail_local(UCCL_EP_E_RANGE, "", "first_ticket may be 2^63 - 1 at most");
+    if (c->first_ticket > INT64_MAX) return fail_local(UCCL_EP_E_RANGE, "", "first_ticket may be 2^63 - 1 at most");
     if (c->cpus) {
         const uccl_ep_status status = check_cpus(c);
         if (status != UCCL_EP_OK) return status;
@@ -154,7 +154,8 @@ static uint64_t smaller_limit(uint64_t wish, uint64_t otherwise, uint64_t nic) {
 void config_limits(uccl_ep_comm *comm) {
     uccl_ep_config *c = &comm->config;
     const uccl_ep_caps *caps = &comm->caps;
-    c->max_inflight_peer = (uint32_t)smaller_limit(c->max_inflight_peer, DEFAULT_INFLIGHT_PEER, caps->max_inflight_peer);
+    c->max_inflight_peer =
+        (uint32_t)smaller_limit(c->max_inflight_peer, DEFAULT_INFLIGHT_PEER, caps->max_inflight_peer);
     c->max_inflight = (uint32_t)smaller_limit(c->max_inflight, DEFAULT_INFLIGHT, caps->max_inflight_endpoint);
     c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, caps->max_inflight_bytes);
     /* Pieces of a put stay aligned to what the NIC and the granule want. */

@@ -156,8 +156,7 @@ void failures_clear(uccl_ep_comm *comm) {
     pthread_mutex_unlock(&comm->failure_lock);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ public
- * calls */
+/* ----------------------------------------------------------------------------------------------------- public calls */
 
 uccl_ep_status uccl_ep_errors(uccl_ep_comm *comm, uccl_ep_error *errors, uint32_t max, uint32_t *total) {
     if (!comm || !total || (max && !errors))

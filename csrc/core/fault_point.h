@@ -3,8 +3,8 @@
  * fault_point.h: named places where the core can be broken on purpose.
  *
  * The product is compiled without UCCL_EP_FAULT_POINTS: each point is then the constant 0 and leaves no code behind. A
- * second build of the same sources, used by `uccl-ep mutants` alone, turns on the points named in the environment variable
- * UCCL_EP_FAULT_POINTS (comma separated) and lets the conformance suite prove that it notices.
+ * second build of the same sources, used by `uccl-ep mutants` alone, turns on the points named in the environment
+ * variable UCCL_EP_FAULT_POINTS (comma separated) and lets the conformance suite prove that it notices.
  */
 #ifndef UCCL_EP_CORE_FAULT_POINT_H
 #define UCCL_EP_CORE_FAULT_POINT_H

@@ -53,8 +53,7 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
 #define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */
 
-/* ---------------------------------------------------------------------------------------------------------------
- * entries */
+/* ---------------------------------------------------------------------------------------------------------- entries */
 
 enum stage {
     STAGE_FREE = 0,  /* never used, or off the list: complete or failed */
@@ -97,8 +96,7 @@ _Static_assert(sizeof(struct entry) == 64, "an entry is one cache line");
 #define ENTRY_FAILED 2u
 #define ENTRY_FOLLOWED 4u /* the next one on the list writes right behind this one's target bytes */
 
-/* -----------------------------------------------------------------------------------------------------------------
- * peers */
+/* ------------------------------------------------------------------------------------------------------------ peers */
 
 enum peer_state {
     PEER_UP = 0,
@@ -123,8 +121,7 @@ struct peer {
 };
 _Static_assert(sizeof(struct peer) == 64, "a peer is one cache line (contract: <= 64 bytes a peer and proxy)");
 
-/* --------------------------------------------------------------------------------------------------------------
- * channels */
+/* --------------------------------------------------------------------------------------------------------- channels */
 
 struct channel {
     uccl_ep_slot *slots;
@@ -144,8 +141,7 @@ struct channel {
     _Atomic uint64_t failures;
 };
 
-/* -----------------------------------------------------------------------------------------------------------------
- * proxy */
+/* ------------------------------------------------------------------------------------------------------------ proxy */
 
 /* Of the flight recorder: `n` commands from `ticket` on were taken at once. Their words end at position `end` of
  * trace_slots. */
@@ -193,8 +189,7 @@ struct proxy {
     _Atomic bool stop;
 };
 
-/* ----------------------------------------------------------------------------------------------------------
- * communicator */
+/* ----------------------------------------------------------------------------------------------------- communicator */
 
 /* What is known of a closed (channel, target). Written under failure_lock; `closed` is read without it. */
 typedef struct closure {
@@ -266,8 +261,7 @@ static inline bool bitmap_test(_Atomic uint64_t *map, uint32_t bit) {
     return atomic_load_explicit(&map[bit >> 6], memory_order_acquire) >> (bit & 63) & 1;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------
- * modules */
+/* ---------------------------------------------------------------------------------------------------------- modules */
 
 /* error.c: last errors of threads, records, fork detection */
 uccl_ep_status fail_local(uccl_ep_status status, const char *clause, const char *format, ...)

@@ -15,8 +15,7 @@
 
 #include "internal.h"
 
-/* ------------------------------------------------------------------------------------------------------------ taking
- * commands */
+/* -------------------------------------------------------------------------------------------------- taking commands */
 
 static inline void append(struct proxy *p, struct peer *q, struct entry *e) {
     struct entry *const tail = q->tail;
@@ -191,8 +190,7 @@ static uint32_t drain(struct proxy *p, struct channel *c) {
     return n;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------
- * housekeeping */
+/* ----------------------------------------------------------------------------------------------------- housekeeping */
 
 static void peer_lost(struct proxy *p, uint32_t target, const char *why) {
     uccl_ep_error error;
@@ -292,8 +290,7 @@ static void housekeeping(struct proxy *p) {
     look_at_abandoned(p);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------
- * one pass */
+/* --------------------------------------------------------------------------------------------------------- one pass */
 
 static bool drain_all(struct proxy *p) {
     uint32_t taken = 0;
@@ -384,8 +381,7 @@ bool proxy_idle(const struct proxy *p) {
     return !p->failing;
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- the
- * thread */
+/* ------------------------------------------------------------------------------------------------------- the thread */
 
 static void pin(const struct proxy *p) {
     const uccl_ep_config *config = &p->comm->config;

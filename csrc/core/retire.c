@@ -100,8 +100,7 @@ void window_advance(struct proxy *p, struct channel *c) {
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------------
- * failures */
+/* --------------------------------------------------------------------------------------------------------- failures */
 
 /* What a failed operation of the NIC looks like to a person. */
 static void nic_error(struct proxy *p, uccl_ep_error *error, const struct entry *e, uint32_t target, int32_t status,
@@ -228,8 +227,7 @@ void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
     retire_head(p, target);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------
- * completions */
+/* ------------------------------------------------------------------------------------------------------ completions */
 
 static void completion_in_order(struct proxy *p, const uccl_ep_completion *completion) {
     if (UNLIKELY(completion->peer >= p->size)) {

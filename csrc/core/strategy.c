@@ -2,8 +2,8 @@
  *
  * strategy.c: how signals keep their order on the NIC at hand, chosen from its promises.
  *
- * A strategy is a set of needs and what issue.c and retire.c do with a signal. It knows no vendor. All ranks of a communicator
- * use the same one, so the choice is made on the promises that every rank's NIC gives.
+ * A strategy is a set of needs and what issue.c and retire.c do with a signal. It knows no vendor. All ranks of a
+ * communicator use the same one, so the choice is made on the promises that every rank's NIC gives.
  */
 #include <stdio.h>
 
@@ -48,16 +48,18 @@ uccl_ep_status strategy_choose(uccl_ep_comm *comm, const uccl_ep_caps *weakest) 
     char missing[160] = "";
     /* Every strategy retires commands on completions, and what is complete must be visible (QUI-1, MEM-3). */
     if (weakest->completion_level < UCCL_EP_COMPLETION_VISIBLE)
-        return fail_local(UCCL_EP_E_CAPABILITY, "MEM-3",
-                          "the NIC's completions do not promise visibility, and raising them by a flush is not supported "
-                          "by this version: a backend must promise UCCL_EP_COMPLETION_VISIBLE");
+        return fail_local(
+            UCCL_EP_E_CAPABILITY, "MEM-3",
+            "the NIC's completions do not promise visibility, and raising them by a flush is not supported "
+            "by this version: a backend must promise UCCL_EP_COMPLETION_VISIBLE");
     for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
         const struct strategy *s = &strategies[i];
         const uint64_t lacks = FAULT(strategy_unchecked) ? 0 : s->needs & ~weakest->flags;
         if (comm->config.strategy == s->id) {
             if (!lacks) {
                 comm->strategy = s->id;
-                snprintf(comm->strategy_reason, sizeof comm->strategy_reason, "asked for, and the NIC promises all it needs");
+                snprintf(comm->strategy_reason, sizeof comm->strategy_reason,
+                         "asked for, and the NIC promises all it needs");
                 return UCCL_EP_OK;
             }
             missing_text(lacks, missing, sizeof missing);
@@ -77,7 +79,7 @@ uccl_ep_status strategy_choose(uccl_ep_comm *comm, const uccl_ep_caps *weakest) 
         }
         missing_text(lacks, missing, sizeof missing);
     }
-    return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7",
-                      "no signal strategy works on this NIC: it does not promise %s, which all that this version has need",
-                      missing);
+    return fail_local(
+        UCCL_EP_E_CAPABILITY, "SIG-7",
+        "no signal strategy works on this NIC: it does not promise %s, which all that this version has need", missing);
 }

@@ -88,7 +88,8 @@ static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, u
             status = wait_failure(comm, channel_index, ticket);
             if (status != UCCL_EP_OK) return status;
         }
-        const bool passed = FAULT(ticket_of_32_bits) ? (uint32_t)value > (uint32_t)ticket : (int64_t)(value - ticket) > 0;
+        const bool passed =
+            FAULT(ticket_of_32_bits) ? (uint32_t)value > (uint32_t)ticket : (int64_t)(value - ticket) > 0;
         if (passed) return UCCL_EP_OK;
         if ((status = check_usable(comm)) != UCCL_EP_OK) return status;
         if (__atomic_load_n(&k->status, __ATOMIC_ACQUIRE) == UCCL_EP_CHANNEL_CLOSED &&

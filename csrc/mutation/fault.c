@@ -51,7 +51,7 @@ static void owe(struct queue *q, const uccl_ep_operation *operation, uint64_t at
     q->debt = (struct debt){.operation = *operation, .due_ns = due_ns, .at = at};
 }
 
-/* --------------------------------------------------------------------------------------------------- kept bytes */
+/* ------------------------------------------------------------------------------------------------------- kept bytes */
 
 static uint64_t scratch_offset(const uccl_ep_endpoint *e, uint32_t peer) {
     return (uint64_t)((e->index * e->peers + peer) % SCRATCH_PEERS) * SCRATCH_BYTES;

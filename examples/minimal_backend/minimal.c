@@ -67,8 +67,7 @@ static uccl_ep_status fail_call(const uccl_ep_device *device, uccl_ep_status sta
     return device->host->fail(device->host->context, status, errno, text);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------
- * device */
+/* ----------------------------------------------------------------------------------------------------------- device */
 
 static uccl_ep_caps promises(void) {
     return (uccl_ep_caps){.size = sizeof(uccl_ep_caps),
@@ -110,8 +109,7 @@ static void device_close(uccl_ep_device *device) {
     free(device);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------
- * memory */
+/* ----------------------------------------------------------------------------------------------------------- memory */
 
 static uint32_t *gone(const memory *m) {
     return (uint32_t *)(void *)(m->base + m->bytes);
@@ -205,8 +203,7 @@ static uccl_ep_status region_import(uccl_ep_device *device, uint32_t peer, uccl_
     return UCCL_EP_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------------
- * endpoint */
+/* --------------------------------------------------------------------------------------------------------- endpoint */
 
 static void endpoint_close(uccl_ep_endpoint *endpoint) {
     for (uint32_t i = 0; endpoint->process && i < endpoint->device->n_peers; i++)

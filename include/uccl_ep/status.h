@@ -3,8 +3,8 @@
  * status.h: the result of every call of uccl_ep, on the host, in a backend and on a device.
  *
  * Zero is success, positive values are states that are no error, negative values are errors. The errors lie in a range
- * of their own (-7000 and below), so that none is mistaken for an errno, a verbs or a libfabric code. Values are part of
- * the ABI: they are appended, never renumbered.
+ * of their own (-7000 and below), so that none is mistaken for an errno, a verbs or a libfabric code. Values are part
+ * of the ABI: they are appended, never renumbered.
  *
  * Compiles as C11, C++17, CUDA, HIP and under run-time compilers (it includes nothing).
  */

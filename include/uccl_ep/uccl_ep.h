@@ -2,23 +2,23 @@
  *
  * uccl_ep.h: the embedder's API in C. The Python package is made of these calls.
  *
- * Purpose. A communicator joins ranks 0 .. size-1. Each has a symmetric heap, an array of 64-bit signal words and channels.
- * Posting to a channel is one-sided: put, signal, put_signal. docs/contract.md says what a caller may rely on; clauses are
- * cited here as PUT-1 and so on.
+ * Purpose. A communicator joins ranks 0 .. size-1. Each has a symmetric heap, an array of 64-bit signal words and
+ * channels. Posting to a channel is one-sided: put, signal, put_signal. docs/contract.md says what a caller may rely
+ * on; clauses are cited here as PUT-1 and so on.
  *
- * Ordering. A signal on a channel to a target is visible after every put posted before it on that channel to that target
- * (SIG-2). Nothing else is ordered. Posting is a release, reading a signal word an acquire.
+ * Ordering. A signal on a channel to a target is visible after every put posted before it on that channel to that
+ * target (SIG-2). Nothing else is ordered. Posting is a release, reading a signal word an acquire.
  *
- * Threads. Posting, waiting, reading, aborting: any number of threads. create, reset and destroy: one thread, with no other
- * call on the communicator in progress (abort excepted, which is what to call to get the others out).
+ * Threads. Posting, waiting, reading, aborting: any number of threads. create, reset and destroy: one thread, with no
+ * other call on the communicator in progress (abort excepted, which is what to call to get the others out).
  *
- * Waiting. Every wait takes a timeout in nanoseconds: 0 polls, UCCL_EP_TIMEOUT_DEFAULT takes the configured one. There is no
- * infinite wait (ERR-1). All waits end on abort.
+ * Waiting. Every wait takes a timeout in nanoseconds: 0 polls, UCCL_EP_TIMEOUT_DEFAULT takes the configured one. There
+ * is no infinite wait (ERR-1). All waits end on abort.
  *
  * Ownership. What a function returns by pointer belongs to the communicator and lives until destroy.
  *
- * Errors. A uccl_ep_status; the last error of the calling thread, with its context, is at uccl_ep_last_error(). Failures of
- * commands are found by the proxy later: they come out of the waits that cover them (ERR-2), and stay in
+ * Errors. A uccl_ep_status; the last error of the calling thread, with its context, is at uccl_ep_last_error().
+ * Failures of commands are found by the proxy later: they come out of the waits that cover them (ERR-2), and stay in
  * uccl_ep_errors() until the peer is excluded or reset.
  *
  * A process that forks keeps the communicator in the parent; in the child every call is E_FORKED.
@@ -50,7 +50,7 @@ extern "C" {
 
 typedef struct uccl_ep_comm uccl_ep_comm;
 
-/* ----------------------------------------------------------------------------------------------------------- the errors */
+/* ------------------------------------------------------------------------------------------------------- the errors */
 
 /* One failure, as ERR-2 wants it. */
 typedef struct uccl_ep_error {
@@ -64,9 +64,9 @@ typedef struct uccl_ep_error {
     uint64_t time_ns;     /* of the communicator's clock */
     uint32_t incarnation; /* of (channel, peer) when it failed */
     int32_t vendor_code;
-    char clause[8];       /* of the contract, "ERR-4" */
+    char clause[8]; /* of the contract, "ERR-4" */
     char nic[64];
-    char text[256];       /* what happened, and what to do */
+    char text[256]; /* what happened, and what to do */
 } uccl_ep_error;
 
 /* The last error of the calling thread. Never NULL; status OK if there was none. Valid until the thread's next call. */
@@ -78,12 +78,13 @@ UCCL_EP_API const char *uccl_ep_status_text(int32_t status);
 UCCL_EP_API const char *uccl_ep_version(void);
 UCCL_EP_API uint32_t uccl_ep_backend_abi(void);
 
-/* --------------------------------------------------------------------------------------------------------- the bootstrap */
+/* ---------------------------------------------------------------------------------------------------- the bootstrap */
 
 /*
- * How ranks find each other before there is a network: an allgather of small byte strings. The library uses it in create and
- * reset alone. Each call is collective and comes in the same order on all ranks. `timeout_ns` must be obeyed; a rank that
- * cannot take part must make the others' call fail. Returns 0, or not 0 with `text` (256 bytes) filled.
+ * How ranks find each other before there is a network: an allgather of small byte strings. The library uses it in
+ * create and reset alone. Each call is collective and comes in the same order on all ranks. `timeout_ns` must be
+ * obeyed; a rank that cannot take part must make the others' call fail. Returns 0, or not 0 with `text` (256 bytes)
+ * filled.
  */
 typedef struct uccl_ep_bootstrap {
     uint32_t size_of_struct;
@@ -92,7 +93,7 @@ typedef struct uccl_ep_bootstrap {
     int (*allgather)(void *context, const void *mine, uint32_t bytes, void *all, uint64_t timeout_ns, char *text);
 } uccl_ep_bootstrap;
 
-/* ----------------------------------------------------------------------------------------------------- the communicator */
+/* ------------------------------------------------------------------------------------------------- the communicator */
 
 typedef enum uccl_ep_strategy {
     UCCL_EP_STRATEGY_AUTO = 0,           /* the best one that all ranks' NICs promise */
@@ -107,33 +108,33 @@ typedef enum uccl_ep_progress_mode {
 
 /* Zero is the default of every field, given in brackets. */
 typedef struct uccl_ep_config {
-    uint32_t size; /* sizeof(uccl_ep_config) */
-    uint32_t flags; /* UCCL_EP_CONFIG_* */
-    const char *backend;         /* path of the backend's shared library: required */
-    const char *device;          /* NIC by name [the first usable] */
-    const char *backend_options; /* "key=value,..." [none] */
-    uint64_t heap_bytes;         /* required; the same on all ranks; rounded up to pages */
-    void *heap;                  /* memory of the caller [allocated, zeroed] */
-    uint32_t heap_kind;          /* uccl_ep_memory_kind [host] */
-    int32_t heap_dmabuf_fd;      /* [0: none]; otherwise the descriptor + 1 */
-    uint32_t signals;            /* words of the signal array [1024] */
-    uint32_t channels;           /* [1] at most 64 a proxy */
-    uint32_t ring_log2;          /* slots of a ring, log2 [11] 1..16 */
-    uint32_t granularity;        /* 16 or 4 [16] */
-    uint32_t proxies;            /* threads; channels are dealt out among them [1] */
-    uint32_t strategy;           /* uccl_ep_strategy [auto] */
-    uint32_t progress;           /* uccl_ep_progress_mode [threads] */
-    uint32_t max_inflight_peer;  /* operations [the NIC's limit, at most 1024] */
-    uint32_t max_inflight;       /* operations a proxy [the NIC's limit, at most 8192] */
-    uint32_t max_message_bytes;  /* longest operation [the NIC's limit] */
-    uint64_t max_inflight_bytes; /* a proxy [the NIC's limit, at most 64 MiB] */
-    uint64_t timeout_ns;         /* of waits [30 s] */
-    uint64_t peer_timeout_ns;    /* no completion for so long: the peer is lost [10 s] */
-    uint64_t bootstrap_timeout_ns; /* each collective step of create and reset [60 s] */
-    uint64_t first_ticket;       /* of every channel [0]; tests of wrap-arounds start near one */
-    const char *cpus;            /* "2,5-7": proxy i runs on the i-th; must lie in the allowed set [not pinned] */
-    uint32_t spin;               /* idle passes before a proxy yields [256] */
-    uint32_t idle_sleep_ns;      /* longest sleep of an idle proxy [100 us]; see docs/performance.md */
+    uint32_t size;                    /* sizeof(uccl_ep_config) */
+    uint32_t flags;                   /* UCCL_EP_CONFIG_* */
+    const char *backend;              /* path of the backend's shared library: required */
+    const char *device;               /* NIC by name [the first usable] */
+    const char *backend_options;      /* "key=value,..." [none] */
+    uint64_t heap_bytes;              /* required; the same on all ranks; rounded up to pages */
+    void *heap;                       /* memory of the caller [allocated, zeroed] */
+    uint32_t heap_kind;               /* uccl_ep_memory_kind [host] */
+    int32_t heap_dmabuf_fd;           /* [0: none]; otherwise the descriptor + 1 */
+    uint32_t signals;                 /* words of the signal array [1024] */
+    uint32_t channels;                /* [1] at most 64 a proxy */
+    uint32_t ring_log2;               /* slots of a ring, log2 [11] 1..16 */
+    uint32_t granularity;             /* 16 or 4 [16] */
+    uint32_t proxies;                 /* threads; channels are dealt out among them [1] */
+    uint32_t strategy;                /* uccl_ep_strategy [auto] */
+    uint32_t progress;                /* uccl_ep_progress_mode [threads] */
+    uint32_t max_inflight_peer;       /* operations [the NIC's limit, at most 1024] */
+    uint32_t max_inflight;            /* operations a proxy [the NIC's limit, at most 8192] */
+    uint32_t max_message_bytes;       /* longest operation [the NIC's limit] */
+    uint64_t max_inflight_bytes;      /* a proxy [the NIC's limit, at most 64 MiB] */
+    uint64_t timeout_ns;              /* of waits [30 s] */
+    uint64_t peer_timeout_ns;         /* no completion for so long: the peer is lost [10 s] */
+    uint64_t bootstrap_timeout_ns;    /* each collective step of create and reset [60 s] */
+    uint64_t first_ticket;            /* of every channel [0]; tests of wrap-arounds start near one */
+    const char *cpus;                 /* "2,5-7": proxy i runs on the i-th; must lie in the allowed set [not pinned] */
+    uint32_t spin;                    /* idle passes before a proxy yields [256] */
+    uint32_t idle_sleep_ns;           /* longest sleep of an idle proxy [100 us]; see docs/performance.md */
     uint64_t (*clock)(void *context); /* monotonic nanoseconds [CLOCK_MONOTONIC] */
     void *clock_context;
     void (*log)(void *context, uint32_t level, const char *text); /* [none] */
@@ -142,16 +143,17 @@ typedef struct uccl_ep_config {
     int32_t refusal_status; /* as which error [E_INVALID] */
 } uccl_ep_config;
 
-#define UCCL_EP_CONFIG_HUGE_PAGES_ON (1u << 0)  /* or fail [where the machine has them to spare] */
+#define UCCL_EP_CONFIG_HUGE_PAGES_ON (1u << 0) /* or fail [where the machine has them to spare] */
 #define UCCL_EP_CONFIG_HUGE_PAGES_OFF (1u << 1)
-#define UCCL_EP_CONFIG_LOCK_MEMORY (1u << 2)    /* keep the heap resident, or fail */
-#define UCCL_EP_CONFIG_NO_MERGE (1u << 3)       /* never join adjacent puts into one operation */
+#define UCCL_EP_CONFIG_LOCK_MEMORY (1u << 2) /* keep the heap resident, or fail */
+#define UCCL_EP_CONFIG_NO_MERGE (1u << 3)    /* never join adjacent puts into one operation */
 
-/* Collective. On an error *comm is NULL and nothing remains; a rank's failure fails all of them, each told which rank and why. */
+/* Collective. On an error *comm is NULL and nothing remains; a rank's failure fails all of them, each told which rank
+ * and why. */
 UCCL_EP_API uccl_ep_status uccl_ep_comm_create(const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap,
                                                uccl_ep_comm **comm);
-/* Local. Ends waits (E_ABORTED), stops the proxies, closes endpoints, then frees memory. Peers that still put to this rank see
- * it as lost: a program calls quiet and a barrier first (MEM-2). NULL is allowed. */
+/* Local. Ends waits (E_ABORTED), stops the proxies, closes endpoints, then frees memory. Peers that still put to this
+ * rank see it as lost: a program calls quiet and a barrier first (MEM-2). NULL is allowed. */
 UCCL_EP_API void uccl_ep_comm_destroy(uccl_ep_comm *comm);
 /* Any thread, any time; final. All waits of this rank end with E_ABORTED within milliseconds (ABT-1). */
 UCCL_EP_API uccl_ep_status uccl_ep_abort(uccl_ep_comm *comm, const char *reason);
@@ -161,26 +163,26 @@ typedef struct uccl_ep_comm_info {
     uint32_t size_of_struct;
     uint32_t rank, size;
     uint32_t channels, proxies, signals, granularity, ring_log2;
-    uint32_t strategy; /* uccl_ep_strategy, never AUTO */
+    uint32_t strategy;    /* uccl_ep_strategy, never AUTO */
     uint32_t backend_abi; /* major << 16 | minor that the backend needs */
     uint64_t heap_bytes;
     void *heap;                   /* CPU pointer, or device pointer */
     const uint64_t *signal_words; /* of bank 0; read with acquire */
     char backend[64], backend_version[64];
-    char strategy_reason[256];    /* why this one */
-    char library[256];            /* path of the backend */
-    uccl_ep_device_info device;   /* with the promises of the opened device */
+    char strategy_reason[256];  /* why this one */
+    char library[256];          /* path of the backend */
+    uccl_ep_device_info device; /* with the promises of the opened device */
 } uccl_ep_comm_info;
 UCCL_EP_API uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info);
 
-/* ---------------------------------------------------------------------------------------------------------------- posting */
+/* ---------------------------------------------------------------------------------------------------------- posting */
 
 /*
- * Each takes the channel, posts, and gives the ticket (of the last command if one was not enough; `ticket` may be NULL). They
- * wait for space in the ring until the timeout; who gives up after tickets were reserved closes the channel (PRG-3).
- * Refused at once, with nothing posted: E_RANGE, E_ALIGNMENT, E_INVALID, E_CLOSED, E_ABORTED, E_PEER_LOST (target closed on
- * this channel, ERR-6).
- * Lengths are any size_t up to the heap: commands that hold at most 8 MiB (granularity 16) or 2 MiB (4) are made of them.
+ * Each takes the channel, posts, and gives the ticket (of the last command if one was not enough; `ticket` may be
+ * NULL). They wait for space in the ring until the timeout; who gives up after tickets were reserved closes the channel
+ * (PRG-3). Refused at once, with nothing posted: E_RANGE, E_ALIGNMENT, E_INVALID, E_CLOSED, E_ABORTED, E_PEER_LOST
+ * (target closed on this channel, ERR-6). Lengths are any size_t up to the heap: commands that hold at most 8 MiB
+ * (granularity 16) or 2 MiB (4) are made of them.
  */
 UCCL_EP_API uccl_ep_status uccl_ep_put(uccl_ep_comm *comm, uint32_t channel, uint32_t target, uint64_t local,
                                        uint64_t remote, uint64_t bytes, uint64_t timeout_ns, uint64_t *ticket);
@@ -192,13 +194,14 @@ UCCL_EP_API uccl_ep_status uccl_ep_put_signal(uccl_ep_comm *comm, uint32_t chann
 /* n commands on consecutive tickets, all or none (PUB-2). n <= slots of the ring. Every command must fit as it is. */
 UCCL_EP_API uccl_ep_status uccl_ep_post_many(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_command *commands,
                                              uint32_t n, uint64_t timeout_ns, uint64_t *ticket);
-/* Post two words as they are: for producers with an encoder of their own. Nothing is checked here; the proxy does (ERR-4). */
-UCCL_EP_API uccl_ep_status uccl_ep_post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words, uint32_t n,
-                                            uint64_t timeout_ns, uint64_t *ticket);
+/* Post two words as they are: for producers with an encoder of their own. Nothing is checked here; the proxy does
+ * (ERR-4). */
+UCCL_EP_API uccl_ep_status uccl_ep_post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words,
+                                            uint32_t n, uint64_t timeout_ns, uint64_t *ticket);
 /* The ring itself, for producers that post by ring.h or device.h. */
 UCCL_EP_API uccl_ep_status uccl_ep_channel_ring(uccl_ep_comm *comm, uint32_t channel, uccl_ep_ring *ring);
 
-/* ---------------------------------------------------------------------------------------------------------------- waiting */
+/* ---------------------------------------------------------------------------------------------------------- waiting */
 
 /* Until `ticket` and all before it on the channel are complete (QUI-1), or their sources free (QUI-0). */
 UCCL_EP_API uccl_ep_status uccl_ep_wait(uccl_ep_comm *comm, uint32_t channel, uint64_t ticket, uint64_t timeout_ns);
@@ -207,9 +210,10 @@ UCCL_EP_API uccl_ep_status uccl_ep_wait_source(uccl_ep_comm *comm, uint32_t chan
 /* The same for all that was posted to the channel, or to all channels (UCCL_EP_NO_CHANNEL), before the call. */
 UCCL_EP_API uccl_ep_status uccl_ep_quiet(uccl_ep_comm *comm, uint32_t channel, uint64_t timeout_ns);
 UCCL_EP_API uccl_ep_status uccl_ep_quiet_source(uccl_ep_comm *comm, uint32_t channel, uint64_t timeout_ns);
-/* Until the signal word is at or past `value` (as a distance: (int64_t)(word - value) >= 0). `source`: the rank whose loss ends
- * the wait with E_PEER_LOST; UCCL_EP_ANY_RANK: the loss of any rank that was not excluded does. A rank that closed its
- * communicator sends nothing more: to a wait it is lost (MEM-2: barrier before closing). `seen` (may be NULL): the word. */
+/* Until the signal word is at or past `value` (as a distance: (int64_t)(word - value) >= 0). `source`: the rank whose
+ * loss ends the wait with E_PEER_LOST; UCCL_EP_ANY_RANK: the loss of any rank that was not excluded does. A rank that
+ * closed its communicator sends nothing more: to a wait it is lost (MEM-2: barrier before closing). `seen` (may be
+ * NULL): the word. */
 UCCL_EP_API uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source,
                                                uint64_t timeout_ns, uint64_t *seen);
 /* Acquire load of a signal word: the sum over the banks of its adding agents (SIG-6). */
@@ -217,23 +221,25 @@ UCCL_EP_API uccl_ep_status uccl_ep_read_signal(uccl_ep_comm *comm, uint32_t slot
 /* UCCL_EP_PROGRESS_CALLER: one pass of every proxy. *worked: not zero if something moved. */
 UCCL_EP_API uccl_ep_status uccl_ep_progress(uccl_ep_comm *comm, uint32_t *worked);
 
-/* --------------------------------------------------------------------------------------------------------------- failures */
+/* --------------------------------------------------------------------------------------------------------- failures */
 
-/* Copies up to `max` records, oldest first, into errors; *total: how many there are. Records are kept until their peer is excluded or
- * reset, 256 at most; later ones are counted in uccl_ep_stats.errors. */
+/* Copies up to `max` records, oldest first, into errors; *total: how many there are. Records are kept until their peer
+ * is excluded or reset, 256 at most; later ones are counted in uccl_ep_stats.errors. */
 UCCL_EP_API uccl_ep_status uccl_ep_errors(uccl_ep_comm *comm, uccl_ep_error *errors, uint32_t max, uint32_t *total);
 /* bitmap[(size + 63) / 64]: ranks that are lost. */
 UCCL_EP_API uccl_ep_status uccl_ep_lost(uccl_ep_comm *comm, uint64_t *bitmap, uint32_t words);
-/* Go on without `rank` (ERR-5): its errors no longer end waits, nothing is sent to it any more, also if it was healthy. */
+/* Go on without `rank` (ERR-5): its errors no longer end waits, nothing is sent to it any more, also if it was healthy.
+ */
 UCCL_EP_API uccl_ep_status uccl_ep_exclude(uccl_ep_comm *comm, uint32_t rank);
 /*
- * Collective over all ranks of the communicator, all of them alive (ERR-6). Every (channel, target) that was closed on any rank
- * gets a new incarnation: what was queued or in flight is given up, connections are made anew, nothing of the old incarnation
- * is applied afterwards. Signal words of all ranks then start again at zero, as after create. Errors are cleared.
+ * Collective over all ranks of the communicator, all of them alive (ERR-6). Every (channel, target) that was closed on
+ * any rank gets a new incarnation: what was queued or in flight is given up, connections are made anew, nothing of the
+ * old incarnation is applied afterwards. Signal words of all ranks then start again at zero, as after create. Errors
+ * are cleared.
  */
 UCCL_EP_API uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap);
 
-/* -------------------------------------------------------------------------------------------------------------- observing */
+/* -------------------------------------------------------------------------------------------------------- observing */
 
 typedef struct uccl_ep_channel_stats {
     uint64_t posted, taken, source, complete; /* tickets, counted from first_ticket */
@@ -247,14 +253,14 @@ typedef struct uccl_ep_proxy_stats {
     uint64_t passes, idle_passes, sleeps;  /* of the loop */
     uint64_t commands, operations, merged; /* taken; submitted to the NIC; puts that went along with a neighbour */
     uint64_t submits, completions;
-    uint64_t backpressure;     /* submits that the NIC did not take whole */
-    uint64_t flow_stops;       /* batches cut by our own limits */
-    uint64_t holds;            /* signals that waited for earlier puts */
-    uint64_t stale;            /* completions of nothing outstanding: duplicates, or of an older incarnation */
-    uint64_t longest_gap_ns;   /* between two passes: a descheduled or blocked proxy */
-    uint64_t inflight_peak;    /* operations */
+    uint64_t backpressure;   /* submits that the NIC did not take whole */
+    uint64_t flow_stops;     /* batches cut by our own limits */
+    uint64_t holds;          /* signals that waited for earlier puts */
+    uint64_t stale;          /* completions of nothing outstanding: duplicates, or of an older incarnation */
+    uint64_t longest_gap_ns; /* between two passes: a descheduled or blocked proxy */
+    uint64_t inflight_peak;  /* operations */
     uint64_t inflight_bytes_peak;
-    uint64_t cpu;              /* that it ran on last */
+    uint64_t cpu; /* that it ran on last */
 } uccl_ep_proxy_stats;
 
 UCCL_EP_API uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel, uccl_ep_channel_stats *stats);
@@ -268,16 +274,17 @@ typedef struct uccl_ep_trace_entry {
     uint32_t channel;
     uint32_t reserved;
 } uccl_ep_trace_entry;
-/* The last commands that a proxy took, oldest first; *n in: room, out: written. A moving target: entries taken while it is read may be
- * missing. */
+/* The last commands that a proxy took, oldest first; *n in: room, out: written. A moving target: entries taken while it
+ * is read may be missing. */
 UCCL_EP_API uccl_ep_status uccl_ep_trace(uccl_ep_comm *comm, uint32_t proxy, uccl_ep_trace_entry *entries, uint32_t *n);
 
 /* What waits on whom, as text for a person: one line per channel and peer with something outstanding. */
 UCCL_EP_API uccl_ep_status uccl_ep_report(uccl_ep_comm *comm, char *text, uint32_t bytes);
 
-/* Open a backend library far enough to learn who it is and list its NICs: *n in: room, out: there are. `name`: 64 bytes. */
-UCCL_EP_API uccl_ep_status uccl_ep_backend_probe(const char *path, char *name, char *version, uccl_ep_device_info *devices,
-                                                 uint32_t *n);
+/* Open a backend library far enough to learn who it is and list its NICs: *n in: room, out: there are. `name`: 64
+ * bytes. */
+UCCL_EP_API uccl_ep_status uccl_ep_backend_probe(const char *path, char *name, char *version,
+                                                 uccl_ep_device_info *devices, uint32_t *n);
 
 #ifdef __cplusplus
 }

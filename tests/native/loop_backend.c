@@ -2,10 +2,11 @@
  *
  * loop_backend.c: a NIC whose ranks are threads of one process, with the manners that a test asks for.
  *
- * Options: any_order=1 (completions come in any order, every operation gives one, an error concerns one operation), atomic_order=0
- * (adds are not ordered behind writes), lazy=N (an operation is executed N polls after it was taken at the earliest), room=N (operations
- * that fit a peer's queue), again=P (P % of submits take nothing), poison=OFFSET (a write to this heap offset fails), stall=RANK (nothing
- * to this rank is executed until it is disconnected), double=1 (completions of any_order come twice), max_message=N, seed=S.
+ * Options: any_order=1 (completions come in any order, every operation gives one, an error concerns one operation),
+ * atomic_order=0 (adds are not ordered behind writes), lazy=N (an operation is executed N polls after it was taken at
+ * the earliest), room=N (operations that fit a peer's queue), again=P (P % of submits take nothing), poison=OFFSET (a
+ * write to this heap offset fails), stall=RANK (nothing to this rank is executed until it is disconnected), double=1
+ * (completions of any_order come twice), max_message=N, seed=S.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -86,9 +87,16 @@ static uccl_ep_status device_open(const uccl_ep_host *host, const char *name, co
     const struct {
         const char *key;
         uint64_t *value;
-    } keys[] = {{"any_order", &d->any_order}, {"atomic_order", &d->atomic_order}, {"lazy", &d->lazy}, {"room", &d->room},
-                {"again", &d->again},         {"poison", &d->poison},             {"stall", &d->stall}, {"double", &d->twice},
-                {"max_message", &d->max_message}, {"seed", &d->seed}};
+    } keys[] = {{"any_order", &d->any_order},
+                {"atomic_order", &d->atomic_order},
+                {"lazy", &d->lazy},
+                {"room", &d->room},
+                {"again", &d->again},
+                {"poison", &d->poison},
+                {"stall", &d->stall},
+                {"double", &d->twice},
+                {"max_message", &d->max_message},
+                {"seed", &d->seed}};
     char copy[256];
     snprintf(copy, sizeof copy, "%s", options);
     char *rest = NULL;
@@ -110,14 +118,18 @@ static uccl_ep_status device_open(const uccl_ep_host *host, const char *name, co
     return UCCL_EP_OK;
 }
 
-static void device_close(uccl_ep_device *d) { free(d); }
+static void device_close(uccl_ep_device *d) {
+    free(d);
+}
 
 static uccl_ep_status region_register(uccl_ep_device *d, uccl_ep_region region, const uccl_ep_memory *memory) {
     d->region[region].base = memory->base;
     d->region[region].bytes = memory->bytes;
     return UCCL_EP_OK;
 }
-static void region_deregister(uccl_ep_device *d, uccl_ep_region region) { d->region[region].base = NULL; }
+static void region_deregister(uccl_ep_device *d, uccl_ep_region region) {
+    d->region[region].base = NULL;
+}
 static uccl_ep_status region_export(uccl_ep_device *d, uccl_ep_region region, void *blob, uint32_t *bytes) {
     memcpy(blob, &d->region[region], sizeof d->region[region]);
     *bytes = sizeof d->region[region];
@@ -138,7 +150,9 @@ static uccl_ep_status endpoint_open(uccl_ep_device *d, const uccl_ep_endpoint_co
     *out = e;
     return UCCL_EP_OK;
 }
-static void endpoint_close(uccl_ep_endpoint *e) { free(e); }
+static void endpoint_close(uccl_ep_endpoint *e) {
+    free(e);
+}
 static uccl_ep_status endpoint_address(uccl_ep_endpoint *e, void *blob, uint32_t *bytes) {
     (void)e;
     memset(blob, 0, 4);
@@ -178,7 +192,8 @@ static uccl_ep_status submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_o
     if (next_random(e) % 100 < d->again) return UCCL_EP_OK;
     for (uint32_t i = 0; i < n; i++) {
         if (e->queued == QUEUE || e->queued_peer[peer] >= d->room) break;
-        e->queue[e->queued++] = (struct pending){operations[i], peer, e->polls + d->lazy + (d->any_order ? next_random(e) % 8 : 0)};
+        e->queue[e->queued++] =
+            (struct pending){operations[i], peer, e->polls + d->lazy + (d->any_order ? next_random(e) % 8 : 0)};
         e->queued_peer[peer]++;
         ++*accepted;
     }
@@ -187,7 +202,8 @@ static uccl_ep_status submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_o
 
 static void complete(uccl_ep_endpoint *e, const struct pending *p, int32_t status) {
     if (status == UCCL_EP_OK && !(p->operation.flags & UCCL_EP_OPERATION_SIGNALLED)) return;
-    const uccl_ep_completion record = {.cookie = p->operation.cookie, .status = status, .peer = p->peer, .vendor_code = status ? 42 : 0};
+    const uccl_ep_completion record = {
+        .cookie = p->operation.cookie, .status = status, .peer = p->peer, .vendor_code = status ? 42 : 0};
     for (uint64_t k = 0; k <= (e->device->twice && e->device->any_order); k++)
         if (e->completed < 2 * QUEUE) e->done[e->completed++] = record;
 }
@@ -200,7 +216,8 @@ static void execute(uccl_ep_endpoint *e, const struct pending *p) {
         return;
     }
     char *to = d->remote[p->peer][o->remote_region].base + o->remote_offset;
-    if (o->remote_offset + o->length > d->remote[p->peer][o->remote_region].bytes) abort(); /* the core must not ask for it */
+    if (o->remote_offset + o->length > d->remote[p->peer][o->remote_region].bytes)
+        abort(); /* the core must not ask for it */
     if (o->kind == UCCL_EP_OPERATION_WRITE && o->remote_offset == d->poison) {
         e->failed[p->peer] = true;
         complete(e, p, UCCL_EP_E_NIC);

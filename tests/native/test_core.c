@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_core.c: the engine on a NIC with the manners we choose: every order of completions, short queues, errors, silence.
+ * test_core.c: the engine on a NIC with the manners we choose: every order of completions, short queues, errors,
+ * silence.
  */
 #include "thread_ranks.h"
 
@@ -18,7 +19,7 @@ static uccl_ep_config base_config(const char *options) {
                             .bootstrap_timeout_ns = 20 * SECOND};
 }
 
-/* ------------------------------------------------------------------------------------------------------- traffic, every manner */
+/* -------------------------------------------------------------------------------------------- traffic, every manner */
 
 struct traffic {
     const char *options;
@@ -31,8 +32,8 @@ struct traffic {
 #define CELLS 64u
 
 /*
- * Every rank writes cells of every rank's heap, each followed by a signal of its own word; the target checks the cell as soon as the word says so (SIG-2),
- * and answers by a signal, so that the cell is not rewritten before.
+ * Every rank writes cells of every rank's heap, each followed by a signal of its own word; the target checks the cell
+ * as soon as the word says so (SIG-2), and answers by a signal, so that the cell is not rewritten before.
  */
 struct observer {
     uccl_ep_comm *comm;
@@ -102,15 +103,16 @@ static void traffic_rank(thread_rank *r, void *argument) {
                 uint64_t done = 0;
                 if (split == 0) { /* puts, then a signal */
                     for (; done < CELL; done += CELL / 4)
-                        OK(uccl_ep_put(comm, channel, peer, source + done, target + done, CELL / 4, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+                        OK(uccl_ep_put(comm, channel, peer, source + done, target + done, CELL / 4,
+                                       UCCL_EP_TIMEOUT_DEFAULT, NULL));
                     OK(uccl_ep_signal(comm, channel, peer, r->rank, 1ull << 32, UCCL_EP_TIMEOUT_DEFAULT, NULL));
                 } else {
                     if (split == 1) {
                         OK(uccl_ep_put(comm, channel, peer, source, target, CELL / 2, UCCL_EP_TIMEOUT_DEFAULT, NULL));
                         done = CELL / 2;
                     }
-                    OK(uccl_ep_put_signal(comm, channel, peer, source + done, target + done, CELL - done, r->rank, 1ull << 32,
-                                          UCCL_EP_TIMEOUT_DEFAULT, NULL));
+                    OK(uccl_ep_put_signal(comm, channel, peer, source + done, target + done, CELL - done, r->rank,
+                                          1ull << 32, UCCL_EP_TIMEOUT_DEFAULT, NULL));
                 }
             }
         }
@@ -121,7 +123,8 @@ static void traffic_rank(thread_rank *r, void *argument) {
             for (uint32_t cell = 0; cell < CELLS; cell++) {
                 const char expected = (char)(round * 7 + peer * 31 + cell);
                 const char *at = heap + ((uint64_t)peer * CELLS + cell) * CELL;
-                for (uint32_t i = 0; i < CELL; i++) CHECK(at[i] == expected, "round %" PRIu64 " peer %u cell %u byte %u", round, peer, cell, i);
+                for (uint32_t i = 0; i < CELL; i++)
+                    CHECK(at[i] == expected, "round %" PRIu64 " peer %u cell %u byte %u", round, peer, cell, i);
             }
             OK(uccl_ep_signal(comm, 0, peer, 32 + r->rank, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
         }
@@ -147,8 +150,8 @@ static void traffic_rank(thread_rank *r, void *argument) {
 }
 
 static void traffic(uint32_t size, struct traffic t) {
-    printf("traffic of %u ranks: %s, strategy %u, %u channels, %u proxies, ring 2^%u, first ticket 2^63-ish %d\n", size, t.options,
-           t.strategy, t.channels, t.proxies, t.ring_log2, t.first_ticket != 0);
+    printf("traffic of %u ranks: %s, strategy %u, %u channels, %u proxies, ring 2^%u, first ticket 2^63-ish %d\n", size,
+           t.options, t.strategy, t.channels, t.proxies, t.ring_log2, t.first_ticket != 0);
     run_ranks(size, traffic_rank, &t);
 }
 
@@ -172,7 +175,7 @@ static void test_traffic(void) {
     traffic(1, (struct traffic){"seed=9", UCCL_EP_STRATEGY_AUTO, 1, 1, 1, (1ull << 16) - 3, rounds, 0});
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- failures */
+/* --------------------------------------------------------------------------------------------------------- failures */
 
 static uccl_ep_comm *open_comm(thread_rank *r, const uccl_ep_config *config, uccl_ep_comm_info *info) {
     const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
@@ -243,7 +246,8 @@ static void stall_rank(thread_rank *r, void *argument) {
     if (r->rank == 0) {
         uint64_t last = 0;
         for (int i = 0; i < 40; i++) OK(uccl_ep_put(comm, 0, 1, 0, 4096, 64, UCCL_EP_TIMEOUT_DEFAULT, NULL));
-        for (int i = 0; i < 500; i++) OK(uccl_ep_put_signal(comm, 0, 2, 0, 4096, 64, 3, 1, UCCL_EP_TIMEOUT_DEFAULT, &last));
+        for (int i = 0; i < 500; i++)
+            OK(uccl_ep_put_signal(comm, 0, 2, 0, 4096, 64, 3, 1, UCCL_EP_TIMEOUT_DEFAULT, &last));
     }
     if (r->rank == 2) OK(uccl_ep_wait_signal(comm, 3, 500, 0, UCCL_EP_TIMEOUT_DEFAULT, NULL));
     if (r->rank == 0) {
@@ -263,7 +267,7 @@ static void stall_rank(thread_rank *r, void *argument) {
     uccl_ep_comm_destroy(comm);
 }
 
-/* ------------------------------------------------------------------------------------------- one rank that turns its own crank */
+/* -------------------------------------------------------------------------------- one rank that turns its own crank */
 
 static uccl_ep_comm *open_single(const char *options, uint32_t ring_log2, uccl_ep_comm_info *info, thread_rank *r) {
     uccl_ep_config config = base_config(options);
@@ -309,7 +313,8 @@ static void full_ring_rank(thread_rank *r, void *argument) {
     __atomic_store_n(&ring.producer->gave_up, 1, __ATOMIC_RELEASE);
     OK(uccl_ep_reset(comm, &bootstrap));
     memset(info.heap, 7, 64);
-    for (int i = 0; i < 100; i++) OK(uccl_ep_put_signal(comm, 0, 0, 0, 4096, 64, 1, 1, UCCL_EP_TIMEOUT_DEFAULT, &ticket));
+    for (int i = 0; i < 100; i++)
+        OK(uccl_ep_put_signal(comm, 0, 0, 0, 4096, 64, 1, 1, UCCL_EP_TIMEOUT_DEFAULT, &ticket));
     OK(uccl_ep_quiet(comm, 0, UCCL_EP_TIMEOUT_DEFAULT));
     CHECK_EQ(ticket, 102);
     CHECK_EQ(((char *)info.heap)[4096 + 63], 7);
@@ -333,7 +338,8 @@ static void fuzz_rank(thread_rank *r, void *argument) {
             /* Uniform bits name no rank and close the channel: let few do so, and some be nearly or wholly right. */
             if (test_below(&rng, 4096)) words[i].word[1] &= ~UCCL_EP_FIELD_MASK(TARGET);
             if (i % 4 != 1) continue;
-            words[i].word[0] &= UCCL_EP_FIELD_MASK(OP) | 0x1ffffull << UCCL_EP_LOCAL_SHIFT | 0x7full << UCCL_EP_SLOT_SHIFT;
+            words[i].word[0] &=
+                UCCL_EP_FIELD_MASK(OP) | 0x1ffffull << UCCL_EP_LOCAL_SHIFT | 0x7full << UCCL_EP_SLOT_SHIFT;
             words[i].word[1] &= 0x1ffffull << UCCL_EP_REMOTE_SHIFT | 0xffull << UCCL_EP_LENGTH_SHIFT;
         }
         /* A failure closes the target for the rest of the incarnation: short ones let what is right be executed. */
@@ -354,8 +360,9 @@ static void fuzz_rank(thread_rank *r, void *argument) {
     OK(uccl_ep_channel_query(comm, 0, &stats));
     executed = stats.posted - stats.failed;
     CHECK(stats.failed && closed && executed > posted / 1000, "%" PRIu64 " executed of %" PRIu64, executed, posted);
-    printf("fuzz: %" PRIu64 " random commands, %" PRIu64 " refused, %" PRIu64 " times the channel closed, %" PRIu64 " resets\n", posted,
-           (uint64_t)stats.failed, closed, resets);
+    printf("fuzz: %" PRIu64 " random commands, %" PRIu64 " refused, %" PRIu64 " times the channel closed, %" PRIu64
+           " resets\n",
+           posted, (uint64_t)stats.failed, closed, resets);
     uccl_ep_comm_destroy(comm);
 }
 
@@ -381,7 +388,7 @@ static void abort_rank(thread_rank *r, void *argument) {
     uccl_ep_comm_destroy(comm);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- refusals */
+/* --------------------------------------------------------------------------------------------------------- refusals */
 
 static void refusals_rank(thread_rank *r, void *argument) {
     (void)argument;
@@ -416,7 +423,8 @@ static void refusals_rank(thread_rank *r, void *argument) {
     rows[10].config.cpus = "1-";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const uccl_ep_status status = uccl_ep_comm_create(&rows[i].config, &bootstrap, &comm);
-        CHECK(status == rows[i].expected, "%s: %s: %s", rows[i].what, uccl_ep_status_name(status), uccl_ep_last_error()->text);
+        CHECK(status == rows[i].expected, "%s: %s: %s", rows[i].what, uccl_ep_status_name(status),
+              uccl_ep_last_error()->text);
         CHECK(!comm && uccl_ep_last_error()->text[0], "%s", rows[i].what);
         printf("refused, %s: %s\n", rows[i].what, uccl_ep_last_error()->text);
     }

@@ -100,7 +100,7 @@ static void be_patient(patience *p, const char *what, uint64_t ticket) {
     CHECK(now < p->deadline, "%s ticket %" PRIu64 ": no progress", what, ticket);
 }
 
-/* ------------------------------------------------------------------------------------------------ many threads */
+/* ----------------------------------------------------------------------------------------------------- many threads */
 
 typedef struct load {
     fixture *f;
@@ -182,7 +182,7 @@ static void run_threads(uint32_t log2_slots, uint64_t first_ticket, uint64_t pro
     ring_close(f);
 }
 
-/* ------------------------------------------------------------------------------- first tickets near every wrap */
+/* ------------------------------------------------------------------------------------ first tickets near every wrap */
 
 /* One thread plays both sides, so that every step can be looked at: before, after, and the slots of others. */
 static void walk(uint32_t log2_slots, uint64_t first_ticket, uint64_t laps, test_rng *rng) {
@@ -243,7 +243,7 @@ static void test_wraps(test_rng *rng) {
            walks, runs);
 }
 
-/* --------------------------------------------------------------------------------------------- the consumer stops */
+/* ----------------------------------------------------------------------------------------------- the consumer stops */
 
 typedef struct impatient {
     fixture *f;

@@ -27,7 +27,8 @@ typedef struct thread_rank {
     uint32_t rank;
 } thread_rank;
 
-static int thread_allgather(void *context, const void *mine, uint32_t bytes, void *all, uint64_t timeout_ns, char *text) {
+static int thread_allgather(void *context, const void *mine, uint32_t bytes, void *all, uint64_t timeout_ns,
+                            char *text) {
     thread_rank *r = context;
     thread_group *g = r->group;
     struct timespec until;

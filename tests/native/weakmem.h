@@ -134,7 +134,7 @@ static struct {
     char error[160];
 } wm;
 
-/* ------------------------------------------------------------------------------------------ called by the program */
+/* -------------------------------------------------------------------------------------------- called by the program */
 
 /* The program found that something is wrong. */
 _Noreturn static inline void wm_fail(const char *text, uint64_t got, uint64_t expected) {
@@ -175,7 +175,7 @@ static inline void wm_write(const void *address, uint64_t value) {
     wm_perform(WM_WRITE, 0, wm_find(wm.plain_address, wm.plains, address), value);
 }
 
-/* --------------------------------------------------------------------------------------------- declares a program */
+/* ----------------------------------------------------------------------------------------------- declares a program */
 
 static void wm_begin(void) {
     free(wm.known);
@@ -201,7 +201,7 @@ static void wm_spawn(const wm_step *steps, unsigned length) {
     wm.length[wm.threads++] = length;
 }
 
-/* ------------------------------------------------------------------------------------------------ the memory model */
+/* ------------------------------------------------------------------------------------------------- the memory model */
 
 static int wm_acquires(int order) {
     return order == __ATOMIC_ACQUIRE || order == __ATOMIC_ACQ_REL;

@@ -36,7 +36,7 @@ int shm_memory_probe(const char **call) {
     return error;
 }
 
-/* ------------------------------------------------------------------------------------------------------ allocating */
+/* ------------------------------------------------------------------------------------------------------- allocating */
 
 typedef struct shm_huge {
     uint64_t page_bytes; /* of the machine's default huge page; 0: it has none */
@@ -242,7 +242,7 @@ void shm_memory_free_all(uccl_ep_device *device) {
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- regions */
+/* ---------------------------------------------------------------------------------------------------------- regions */
 
 uccl_ep_status shm_region_register(uccl_ep_device *device, uccl_ep_region region, const uccl_ep_memory *memory) {
     const uccl_ep_host *host = device->host;

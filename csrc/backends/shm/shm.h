@@ -34,7 +34,7 @@
 #define SHM_MAX_GUESTS 64u /* connections that have not said who they are */
 #define SHM_ID_BYTES 16u
 
-/* ---------------------------------------------------------------------------------------------------- on the wire */
+/* ------------------------------------------------------------------------------------------------------ on the wire */
 
 /* Where a device is found and how it knows its peers. Ranks exchange it through the bootstrap, which strangers cannot
  * read. */
@@ -86,7 +86,7 @@ _Static_assert(sizeof(shm_region_blob) == 56, "the same on all ABIs: no padding"
 _Static_assert(sizeof(shm_message) == 256, "the same on all ABIs: no padding");
 _Static_assert(sizeof(shm_address) <= UCCL_EP_MAX_BLOB_BYTES, "fits the core's room");
 
-/* ------------------------------------------------------------------------------------------------------- in memory */
+/* -------------------------------------------------------------------------------------------------------- in memory */
 
 /* A region as submit reaches it. */
 typedef struct shm_target {

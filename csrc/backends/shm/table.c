@@ -47,7 +47,7 @@ uint64_t shm_soft_limit(int resource) {
     return limit.rlim_cur;
 }
 
-/* ------------------------------------------------------------------------------------------------------- identity */
+/* --------------------------------------------------------------------------------------------------------- identity */
 
 static const uccl_ep_caps shm_caps = {
     .size = sizeof(uccl_ep_caps),
@@ -87,7 +87,7 @@ static uccl_ep_status shm_query(const uccl_ep_host *host, uint32_t index, uccl_e
     return UCCL_EP_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------- open and close */
+/* --------------------------------------------------------------------------------------------------- open and close */
 
 static uccl_ep_status shm_parse_options(const uccl_ep_host *host, const char *options, uccl_ep_caps *caps) {
     while (options && *options) {
