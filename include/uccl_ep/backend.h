@@ -78,31 +78,25 @@ typedef enum uccl_ep_completion_level {
 } uccl_ep_completion_level;
 
 /* Promises, as bits of uccl_ep_caps.flags. */
-#define UCCL_EP_CAP_ORDER_WRITE_WRITE (1ull << 0) /* writes to one peer become visible in order */
-#define UCCL_EP_CAP_ORDER_WRITE_ATOMIC                                                                                 \
-    (1ull << 1)                                 /* an atomic is applied after earlier writes to the peer are visible */
-#define UCCL_EP_CAP_ORDER_WRITE_IMM (1ull << 2) /* an immediate is received after earlier writes are visible */
-#define UCCL_EP_CAP_ATOMIC_ADD64 (1ull << 3)    /* UCCL_EP_OPERATION_ADD64 exists */
-#define UCCL_EP_CAP_ATOMIC_COHERENT (1ull << 4) /* its adds are atomic against all NICs' and CPUs' of the target host  \
-                                                 */
+#define UCCL_EP_CAP_ORDER_WRITE_WRITE (1ull << 0)  /* writes to one peer become visible in order */
+#define UCCL_EP_CAP_ORDER_WRITE_ATOMIC (1ull << 1) /* an atomic is applied once earlier writes are visible */
+#define UCCL_EP_CAP_ORDER_WRITE_IMM (1ull << 2)    /* an immediate is received after earlier writes are visible */
+#define UCCL_EP_CAP_ATOMIC_ADD64 (1ull << 3)       /* UCCL_EP_OPERATION_ADD64 exists */
+#define UCCL_EP_CAP_ATOMIC_COHERENT (1ull << 4)    /* its adds are atomic against all NICs and CPUs of the target */
 #define UCCL_EP_CAP_COMPLETES_IN_ORDER (1ull << 5) /* completions of one peer come in posting order */
-#define UCCL_EP_CAP_UNSIGNALLED (1ull << 6)        /* without SIGNALLED no completion comes; the next one covers it */
+#define UCCL_EP_CAP_UNSIGNALLED (1ull << 6)        /* without SIGNALLED no completion; the next one covers it */
 #define UCCL_EP_CAP_NO_DUPLICATES (1ull << 7)      /* bytes are placed once, never again after the completion */
-#define UCCL_EP_CAP_ERROR_STOPS                                                                                        \
-    (1ull << 8) /* after a failed operation none that was posted later to the peer is executed */
-#define UCCL_EP_CAP_IMM_NEEDS_RECEIVE (1ull << 9) /* an immediate takes a receive credit (not a promise, a duty) */
-#define UCCL_EP_CAP_HOST_MEMORY (1ull << 10)      /* can register host memory of the caller */
+#define UCCL_EP_CAP_ERROR_STOPS (1ull << 8)        /* behind a failed operation none to that peer is executed */
+#define UCCL_EP_CAP_IMM_NEEDS_RECEIVE (1ull << 9)  /* an immediate takes a receive credit (not a promise, a duty) */
+#define UCCL_EP_CAP_HOST_MEMORY (1ull << 10)       /* can register host memory of the caller */
 #define UCCL_EP_CAP_CUDA_MEMORY (1ull << 11)
 #define UCCL_EP_CAP_ROCM_MEMORY (1ull << 12)
 #define UCCL_EP_CAP_DMABUF (1ull << 13)
-#define UCCL_EP_CAP_OWN_MEMORY (1ull << 14) /* memory_alloc exists */
-#define UCCL_EP_CAP_DEFERRED_DOORBELL                                                                                  \
-    (1ull << 15)                                /* submit with MORE may leave the doorbell to the next submit or poll */
-#define UCCL_EP_CAP_PEER_EVENTS (1ull << 16)    /* events() reports peers that died, without traffic to them */
-#define UCCL_EP_CAP_SIGNALS_STRICT (1ull << 17) /* words and payload are one device's memory, written in strict order  \
-                                                 */
-#define UCCL_EP_CAP_FENCE_DELIVERED (1ull << 18) /* FENCE waits for delivered writes and cancels behind a failed one   \
-                                                  */
+#define UCCL_EP_CAP_OWN_MEMORY (1ull << 14)        /* memory_alloc exists */
+#define UCCL_EP_CAP_DEFERRED_DOORBELL (1ull << 15) /* after MORE the doorbell may wait for the next submit or poll */
+#define UCCL_EP_CAP_PEER_EVENTS (1ull << 16)       /* events() reports peers that died, without traffic to them */
+#define UCCL_EP_CAP_SIGNALS_STRICT (1ull << 17)    /* words and payload: one device's memory, strictly in order */
+#define UCCL_EP_CAP_FENCE_DELIVERED (1ull << 18)   /* FENCE waits for delivered writes, cancels behind a failure */
 
 typedef struct uccl_ep_caps {
     uint32_t size;
