@@ -129,22 +129,23 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
     }
     struct entry *e = q->issue;
     while (e) {
-        const uint32_t bytes = e->bytes;
         if (LIKELY(!memcmp(&e->state, &fresh, sizeof fresh))) {
             /* A put of one operation, as nearly all are; or none. */
+            const uint64_t bytes = e->bytes;
             if (bytes) {
                 if (o == end) goto full;
                 if (UNLIKELY(bytes > max_message || bytes > bytes_room)) goto pieces;
                 bytes_room -= bytes;
-                write_put(o, e, 0, bytes);
+                write_put(o, e, 0, (uint32_t)bytes);
                 o++->cookie = in_order ? ++cookie : count_outstanding(p, e);
-                e->bytes_issued = bytes;
+                e->bytes_issued = (uint32_t)bytes;
             }
         } else {
             if (e->stage != STAGE_TAKEN) goto next; /* skipped */
         pieces:
-            for (uint32_t begin = e->bytes_issued; begin != bytes; begin = e->bytes_issued) {
-                const uint32_t left = bytes - begin, length = left < max_message ? left : max_message;
+            while (e->bytes_issued != e->bytes) {
+                const uint32_t begin = e->bytes_issued, left = e->bytes - begin;
+                const uint32_t length = left < max_message ? left : max_message;
                 if (o == end) goto full;
                 if (length > bytes_room) {
                     if (!bytes_allowed_beyond(p, q, granted - bytes_room, length)) {
@@ -159,11 +160,9 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
                 o->cookie = in_order ? ++cookie : count_outstanding(p, e);
                 if (FAULT(drop_split_tail) && begin && length == left) o->length = 0;
                 e->bytes_issued = begin + length;
-                if (e->flags & ENTRY_FOLLOWED && p->merge && length == bytes) {
+                if (e->flags & ENTRY_FOLLOWED && p->merge && !begin && length == left) {
                     e = merge(p, b, o, e, bytes_room);
                     bytes_room -= o->length - length;
-                    o++;
-                    break;
                 }
                 o++;
             }

@@ -18,31 +18,33 @@
 /* -------------------------------------------------------------------------------------------------- taking commands */
 
 static inline void append(struct proxy *p, struct peer *q, struct entry *e) {
-    struct entry *const tail = q->tail;
     e->next = NULL;
-    if (LIKELY(tail != NULL)) {
+    if (LIKELY(q->issue != NULL)) { /* others wait in line, and it behind them */
+        struct entry *const tail = q->tail;
         tail->next = e;
         if (UNLIKELY(e->remote == tail->remote + tail->bytes) && tail->op == UCCL_EP_OP_PUT)
             tail->flags |= ENTRY_FOLLOWED;
     } else {
-        const uint32_t target = (uint32_t)(q - p->peers);
-        q->head = e;
-        q->progress_ns = p->now_ns;
-        p->busy[target >> 6] |= 1ull << (target & 63);
-    }
-    q->tail = e;
-    if (!q->issue) { /* else it waits in line already */
+        if (q->tail) {
+            q->tail->next = e;
+        } else {
+            const uint32_t target = (uint32_t)(q - p->peers);
+            q->head = e;
+            q->progress_ns = p->now_ns;
+            p->busy[target >> 6] |= 1ull << (target & 63);
+        }
         q->issue = e;
         activate(p, q);
     }
+    q->tail = e;
 }
 
 /* A command that is not executed: its ticket retires, failed. */
-__attribute__((cold, noinline)) static void refuse(struct proxy *p, struct channel *c, uint64_t ticket, uint32_t op,
-                                                   uint32_t target, const char *why) {
+__attribute__((cold, noinline)) static void refuse(struct proxy *p, struct channel *c, uint64_t ticket,
+                                                   const struct entry *e, const char *why) {
     uccl_ep_comm *comm = p->comm;
     uccl_ep_error error;
-    const uint32_t index = (uint32_t)(c - p->channel);
+    const uint32_t index = (uint32_t)(c - p->channel), target = e->target;
     /* Its entry stays free: for the window it is complete. */
     p->moved = true;
     if (target >= p->size)
@@ -56,7 +58,7 @@ __attribute__((cold, noinline)) static void refuse(struct proxy *p, struct chann
     fill_error(p, &error, UCCL_EP_E_MALFORMED, "ERR-4", target < p->size ? target : UCCL_EP_ANY_RANK);
     error.channel = c->index;
     error.ticket = ticket;
-    error.op = op;
+    error.op = e->op;
     if (target < p->size && !FAULT(malformed_kills_all)) {
         snprintf(
             error.text, sizeof error.text,
@@ -73,6 +75,11 @@ __attribute__((cold, noinline)) static void refuse(struct proxy *p, struct chann
         close_channel(p, c, ticket, record_failure(comm, &error));
     }
 }
+
+/* The operation's bits tell what a command has (see has_put() and has_signal() in internal.h). */
+#define OP_BIT_PUT ((uint64_t)UCCL_EP_OP_PUT << UCCL_EP_OP_SHIFT)
+#define OP_BIT_SIGNAL ((uint64_t)UCCL_EP_OP_SIGNAL << UCCL_EP_OP_SHIFT)
+#define OP_BIT_OTHER (UCCL_EP_FIELD_MASK(OP) & ~(OP_BIT_PUT | OP_BIT_SIGNAL)) /* zero in all that have a put */
 
 static const char malformed[] = "no encoder produces it";
 
@@ -94,9 +101,8 @@ static inline const char *keep_signal(const struct proxy *p, struct channel *c, 
  */
 static inline __attribute__((always_inline)) uint32_t take_run(struct proxy *p, struct channel *c, uint64_t ticket,
                                                                uint64_t limit, uint32_t fine) {
-    /* Copies: for all that the compiler knows, the stores below could change what p and c point to. */
-    struct peer *const peers = p->peers;
-    const uint64_t heap = p->heap_bytes, channel_bit = 1ull << (c - p->channel);
+    static const struct entry_state taken = {.stage = STAGE_TAKEN};
+    const uint64_t channel_bit = 1ull << (c - p->channel), granularity = (uint64_t)fine << UCCL_EP_GRANULARITY_SHIFT;
     const uint64_t parity = uccl_ep_ring_parity(p->ring_log2, ticket);
     const uccl_ep_slot *const begin = &c->slots[ticket & ((1ull << p->ring_log2) - 1)], *const end = begin + limit;
     const uccl_ep_slot *slot = begin;
@@ -104,54 +110,54 @@ static inline __attribute__((always_inline)) uint32_t take_run(struct proxy *p, 
     for (; slot != end; slot++, e++) {
         uccl_ep_words words;
         if (!uccl_ep_slot_take(slot, parity, &words)) break;
-        UCCL_EP_ASSERT(e->stage == STAGE_FREE);
+        const uint64_t word0 = words.word[0], word1 = words.word[1];
+        /* Fields are kept as soon as they are known: an entry of a refused command stays free, whatever it holds. */
+        e->op = (uint8_t)UCCL_EP_FIELD_GET(word0, OP);
+        e->target = (uint16_t)uccl_ep_decode_target(word1);
+        struct peer *const q = &p->peers[e->target];
         uccl_ep_command command;
-        command.op = (uint32_t)UCCL_EP_FIELD_GET(words.word[0], OP);
-        command.target = uccl_ep_decode_target(words.word[1]);
-        struct peer *const q = &peers[command.target];
         const char *why = NULL;
         /* Closed by an earlier failure, or no such rank. */
-        if (UNLIKELY(!(q->open & channel_bit)) && !(FAULT(no_incarnation) && command.target < p->size)) goto refused;
-        const uint64_t word0 = words.word[0], word1 = words.word[1];
-        if (LIKELY(command.op & UCCL_EP_OP_PUT)) { /* PUT, PUT_SIGNAL, or no operation at all */
+        if (UNLIKELY(!(q->open & channel_bit)) && !(FAULT(no_incarnation) && e->target < p->size)) goto refused;
+        if (LIKELY(word0 & OP_BIT_PUT)) {
+            if (UNLIKELY((word0 & (OP_BIT_OTHER | UCCL_EP_FIELD_MASK(GRANULARITY))) != granularity)) {
+                why = word0 & OP_BIT_OTHER ? malformed : "its granularity is not the channel's";
+                goto refused;
+            }
             uccl_ep_decode_put(word0, word1, fine, &command);
-            why = "its granularity is not the channel's";
-            if (UNLIKELY(UCCL_EP_FIELD_GET(word0, GRANULARITY) != fine)) goto refused;
             why = "its source lies outside the heap";
-            if (UNLIKELY(command.local + command.bytes > heap) && !FAULT(no_range_check)) goto refused;
+            if (UNLIKELY(command.local + command.bytes > p->heap_bytes) && !FAULT(no_range_check)) goto refused;
             why = "its target lies outside the heap";
-            if (UNLIKELY(command.remote + command.bytes > heap) && !FAULT(no_range_check)) goto refused;
+            if (UNLIKELY(command.remote + command.bytes > p->heap_bytes) && !FAULT(no_range_check)) goto refused;
             e->local = command.local;
             e->remote = command.remote;
             e->bytes = command.bytes;
-            c->bytes += command.bytes;
-            if (command.op == UCCL_EP_OP_PUT_SIGNAL) {
+            if (word0 & OP_BIT_SIGNAL) {
                 uccl_ep_decode_put_signal(word0, &command);
                 why = keep_signal(p, c, e, &command);
                 if (UNLIKELY(why != NULL)) goto refused;
-            } else if (UNLIKELY(word0 & (UCCL_EP_PUT_UNUSED | (UCCL_EP_FIELD_MASK(OP) & ~(uint64_t)UCCL_EP_OP_PUT)))) {
+            } else if (UNLIKELY(word0 & UCCL_EP_PUT_UNUSED)) {
                 why = malformed;
                 goto refused;
             }
+            c->bytes += command.bytes;
         } else {
             why = malformed;
             e->remote = UINT64_MAX; /* right behind nothing */
             e->bytes = 0;
-            if (command.op == UCCL_EP_OP_SIGNAL) {
+            if (e->op == UCCL_EP_OP_SIGNAL) {
                 if (UNLIKELY(uccl_ep_decode_signal(word0, word1, &command) != UCCL_EP_OK)) goto refused;
                 why = keep_signal(p, c, e, &command);
                 if (UNLIKELY(why != NULL)) goto refused;
-            } else if (command.op != UCCL_EP_OP_FLUSH || uccl_ep_decode_flush(word0, word1) != UCCL_EP_OK) {
+            } else if (e->op != UCCL_EP_OP_FLUSH || uccl_ep_decode_flush(word0, word1) != UCCL_EP_OK) {
                 goto refused;
             }
         }
-        e->op = (uint8_t)command.op;
-        e->target = (uint16_t)command.target;
-        e->state = (struct entry_state){.stage = STAGE_TAKEN};
+        memcpy(&e->state, &taken, sizeof taken);
         append(p, q, e);
         continue;
     refused:
-        refuse(p, c, ticket + (uint64_t)(slot - begin), command.op, command.target, why);
+        refuse(p, c, ticket + (uint64_t)(slot - begin), e, why);
         if (!c->closed) continue;
         slot++;
         break;
@@ -169,15 +175,22 @@ __attribute__((noinline)) static uint32_t take_fine(struct proxy *p, struct chan
     return take_run(p, c, ticket, limit, 1);
 }
 
-/* Take up to TAKE_COMMANDS from one ring, or up to where it, the window or the trace wraps. Returns how many. */
+/* Take up to TAKE_COMMANDS from one ring, or up to where it or the window wraps. Returns how many. */
 static uint32_t drain(struct proxy *p, struct channel *c) {
     const uint64_t ticket = c->taken;
+    uccl_ep_words first;
+    /* An idle channel costs no more than this. */
+    if (!uccl_ep_ring_take(c->slots, p->ring_log2, ticket, &first) || UNLIKELY(c->closed)) return 0;
     const uint64_t ring_mask = (1ull << p->ring_log2) - 1;
     const uint64_t shorter = ring_mask & c->window_mask; /* both are powers of two */
     uint64_t limit = c->window_mask + 1 - (ticket - c->complete);
     if (limit > shorter + 1 - (ticket & shorter)) limit = shorter + 1 - (ticket & shorter);
     if (limit > TAKE_COMMANDS) limit = TAKE_COMMANDS;
-    if (UNLIKELY(c->closed)) return 0;
+    /* Between `taken` and `complete`, a window on, all entries are free: so are the two ends of what may be taken. */
+    if (limit) {
+        UCCL_EP_ASSERT(c->window[ticket & c->window_mask].stage == STAGE_FREE);
+        UCCL_EP_ASSERT(c->window[(ticket + limit - 1) & c->window_mask].stage == STAGE_FREE);
+    }
     const uint32_t n = c->granularity == UCCL_EP_GRANULARITY_COARSE ? take_coarse(p, c, ticket, limit)
                                                                     : take_fine(p, c, ticket, limit);
     if (!n) return 0;

@@ -13,7 +13,7 @@ void trace_record(struct proxy *p, const struct channel *c, uint64_t ticket, uin
     const uint64_t begin = p->trace_end, slots = 1ull << p->ring_log2;
     const uccl_ep_slot *from = &c->slots[ticket & (slots - 1)];
     const uint32_t whole = (uint32_t)(TRACE_ENTRIES - begin % TRACE_ENTRIES), first = n < whole ? n : whole;
-    UCCL_EP_ASSERT((ticket & (slots - 1)) + n <= slots && n <= TAKE_COMMANDS);
+    UCCL_EP_ASSERT((ticket & (slots - 1)) + n <= slots);
     memcpy(&p->trace_slots[begin % TRACE_ENTRIES], from, first * sizeof *from);
     memcpy(p->trace_slots, from + first, (n - first) * sizeof *from);
     p->trace_end = begin + n;
