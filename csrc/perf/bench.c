@@ -8,8 +8,10 @@
  *   prefilled   fill the ring, then time the passes that empty it. Filling is not timed.
  *   live        producer threads post one by one (or `batch` together) while the proxy's own thread runs
  *   idle        passes with nothing to do
+ *   pair        two processes that really communicate (pair.c)
  *
- * One process is rank 0 of `ranks`: its bootstrap answers for the others. Times are of CLOCK_MONOTONIC. Under callgrind
+ * In all but pair, one process is rank 0 of `ranks`: its bootstrap answers for the others. Times are of
+ * CLOCK_MONOTONIC. Under callgrind
  * --toggle-collect=uccl_ep_progress, prefilled and idle count exactly the proxy's instructions, the backend's included.
  */
 #define _GNU_SOURCE
@@ -21,30 +23,26 @@
 #include <string.h>
 #include <time.h>
 
-#include "uccl_ep/uccl_ep.h"
+#include "bench.h"
 
-#define SECOND 1000000000ull
 #define HEAP_BYTES (256ull << 20) /* of address space: nothing is touched */
 #define SIGNALS 1024u
 
-static struct options {
-    uint64_t ranks, targets, channels, ring_log2, bytes, rounds, producers, batch, commands, passes;
-    char mix[32], strategy[32], complete[32];
-} options = {.ranks = 64,
-             .targets = 1,
-             .channels = 1,
-             .ring_log2 = 11,
-             .bytes = 14336,
-             .rounds = 200,
-             .producers = 1,
-             .batch = 1,
-             .commands = 1u << 20,
-             .passes = 1u << 20,
-             .mix = "put",
-             .strategy = "ordered_atomic",
-             .complete = "cumulative"};
+struct options options = {.ranks = 64,
+                          .targets = 1,
+                          .channels = 1,
+                          .ring_log2 = 11,
+                          .bytes = 14336,
+                          .rounds = 200,
+                          .producers = 1,
+                          .batch = 1,
+                          .commands = 1u << 20,
+                          .passes = 1u << 20,
+                          .mix = "put",
+                          .strategy = "ordered_atomic",
+                          .complete = "cumulative"};
 
-__attribute__((format(printf, 1, 2))) _Noreturn static void die(const char *format, ...) {
+void die(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     fputs("uccl-ep-bench: ", stderr);
@@ -54,11 +52,11 @@ __attribute__((format(printf, 1, 2))) _Noreturn static void die(const char *form
     exit(1);
 }
 
-static void must(uccl_ep_status status, const char *what) {
+void must(uccl_ep_status status, const char *what) {
     if (status != UCCL_EP_OK) die("%s: %s: %s", what, uccl_ep_status_name(status), uccl_ep_last_error()->text);
 }
 
-static uint64_t now_ns(void) {
+uint64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
@@ -72,11 +70,17 @@ static void parse(int count, char **arguments) {
         const char *name;
         uint64_t *value, most;
     } numbers[] = {
-        {"ranks", &options.ranks, UCCL_EP_MAX_RANKS}, {"targets", &options.targets, UCCL_EP_MAX_RANKS},
-        {"channels", &options.channels, 64},          {"ring_log2", &options.ring_log2, UCCL_EP_RING_MAX_LOG2},
-        {"bytes", &options.bytes, 1u << 20},          {"rounds", &options.rounds, 1000000},
-        {"producers", &options.producers, 64},        {"batch", &options.batch, 1024},
-        {"commands", &options.commands, 1ull << 32},  {"passes", &options.passes, 1ull << 32},
+        {"ranks", &options.ranks, UCCL_EP_MAX_RANKS},
+        {"targets", &options.targets, UCCL_EP_MAX_RANKS},
+        {"channels", &options.channels, 64},
+        {"ring_log2", &options.ring_log2, UCCL_EP_RING_MAX_LOG2},
+        {"bytes", &options.bytes, 1u << 20},
+        {"rounds", &options.rounds, 1000000},
+        {"producers", &options.producers, 64},
+        {"batch", &options.batch, 1024},
+        {"commands", &options.commands, 1ull << 32},
+        {"passes", &options.passes, 1ull << 32},
+        {"still", &options.still, 1},
     };
     static const struct {
         const char *name;
@@ -117,6 +121,12 @@ static int answer_for_all(void *context, const void *mine, uint32_t bytes, void 
     return 0;
 }
 
+/* For counting: a clock that stands still, so that what is done a few hundred times a second is not done by chance. */
+static uint64_t still_clock(void *context) {
+    (void)context;
+    return SECOND;
+}
+
 static uccl_ep_comm *make(const char *backend, uccl_ep_progress_mode progress) {
     const bool each = !strcmp(options.complete, "each"), hold = !strcmp(options.strategy, "sender_hold");
     if (!each && strcmp(options.complete, "cumulative")) die("complete is cumulative or each");
@@ -129,7 +139,8 @@ static uccl_ep_comm *make(const char *backend, uccl_ep_progress_mode progress) {
                                    .channels = (uint32_t)options.channels,
                                    .ring_log2 = (uint32_t)options.ring_log2,
                                    .strategy = hold ? UCCL_EP_STRATEGY_SENDER_HOLD : UCCL_EP_STRATEGY_ORDERED_ATOMIC,
-                                   .progress = progress};
+                                   .progress = progress,
+                                   .clock = options.still ? still_clock : NULL};
     const uccl_ep_bootstrap bootstrap = {
         .size_of_struct = sizeof bootstrap, .size = (uint32_t)options.ranks, .allgather = answer_for_all};
     uccl_ep_comm *comm;
@@ -166,7 +177,7 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double median(double *values, uint64_t n) {
+double median(double *values, uint64_t n) {
     qsort(values, n, sizeof *values, by_value);
     return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
@@ -324,7 +335,7 @@ static void idle(const char *backend) {
 }
 
 int main(int count, char **arguments) {
-    if (count < 3) die("usage: uccl-ep-bench BACKEND.so prefilled|live|idle [key=value ...]");
+    if (count < 3) die("usage: uccl-ep-bench BACKEND.so prefilled|live|idle|pair [key=value ...]");
     parse(count - 3, arguments + 3);
     if (!strcmp(arguments[2], "prefilled"))
         prefilled(arguments[1]);
@@ -332,7 +343,9 @@ int main(int count, char **arguments) {
         live(arguments[1]);
     else if (!strcmp(arguments[2], "idle"))
         idle(arguments[1]);
+    else if (!strcmp(arguments[2], "pair"))
+        pair(arguments[1]);
     else
-        die("no mode '%s': prefilled, live or idle", arguments[2]);
+        die("no mode '%s': prefilled, live, idle or pair", arguments[2]);
     return 0;
 }

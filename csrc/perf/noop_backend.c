@@ -120,8 +120,7 @@ static uccl_ep_status region_import(uccl_ep_device *device, uint32_t peer, uccl_
     return empty_blob(device, bytes);
 }
 
-/* ------------------------------------------------------------------------------------------------------------
- * endpoints */
+/* -------------------------------------------------------------------------------------------------------- endpoints */
 
 static uccl_ep_status endpoint_open(uccl_ep_device *device, const uccl_ep_endpoint_config *config,
                                     uccl_ep_endpoint **endpoint) {
