@@ -193,7 +193,11 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
     p->trace_slots = zeroed(TRACE_ENTRIES * sizeof *p->trace_slots);
     if (!p->channel || !p->entries || !p->peers || !p->active || !p->busy || !p->trace || !p->trace_slots)
         return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for proxy %u", index);
-    for (uint32_t target = 0; target < comm->size; target++) p->peers[target].open = UINT64_MAX;
+    for (uint32_t target = 0; target < comm->size; target++) {
+        struct peer *q = &p->peers[target];
+        q->open = UINT64_MAX;
+        q->seq_issued = q->seq_completed = FIRST_SEQUENCE;
+    }
     for (uint32_t i = 0; i < p->channels; i++) {
         struct channel *c = &p->channel[i];
         c->index = index + i * config->proxies;

@@ -47,8 +47,9 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define MAX_CHANNELS_PER_PROXY 64u
 #define MAX_PROXIES 32u
 #define MAX_RECORDS 256u
-#define BATCH_OPERATIONS 256u /* of one submit */
-#define TAKE_COMMANDS 256u    /* from one ring in one pass */
+#define BATCH_OPERATIONS 256u              /* of one submit */
+#define TAKE_COMMANDS 256u                 /* from one ring in one pass */
+#define FIRST_SEQUENCE (UINT32_MAX - 100u) /* of operations to a peer: every run meets the wrap (LIM-1) */
 #define TRACE_ENTRIES 1024u
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
 #define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */

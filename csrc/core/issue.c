@@ -25,6 +25,9 @@ static uint32_t operations_allowed(const struct proxy *p, const struct peer *q) 
     uint32_t room = left > mine ? left - mine : 0;
     if (!room && !mine && left) room = 1;
     if (mine + room > p->max_inflight_peer) room = p->max_inflight_peer > mine ? p->max_inflight_peer - mine : 0;
+    /* A batch ends where sequences wrap: within one, the next cookie is the last one + 1. */
+    const uint32_t to_wrap = 0u - (q->seq_issued + 1);
+    if (to_wrap && room > to_wrap) room = to_wrap;
     return room < p->max_batch ? room : p->max_batch;
 }
 
@@ -117,7 +120,8 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
     const uint32_t max_message = p->max_message_bytes;
     static const struct entry_state fresh = {.stage = STAGE_TAKEN};
     uccl_ep_operation *o = b->operations, *const end = o + b->room;
-    uint64_t cookie = (uint64_t)q->incarnation << 32 | q->seq_issued; /* of the last operation, on in-order NICs */
+    /* Of the last operation, on in-order NICs: one before the first, whose sequence may be 0. */
+    uint64_t cookie = ((uint64_t)q->incarnation << 32 | (uint32_t)(q->seq_issued + 1)) - 1;
     uint64_t granted = bytes_allowed(p, q), bytes_room = granted;
     b->holds = b->merged = b->flow_stops = 0;
 
