@@ -18,6 +18,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt LICENSE NOTICE README.md $(shell f
 .PHONY: run test build develop lint native sanitizers aarch64 unit format clean
 
 run: $(STAMPS)/build
+	@mkdir -p build
 	uccl-ep conformance --backend shm --ranks $(RANKS) --html build/scorecard.html
 	uccl-ep demo
 

@@ -352,7 +352,7 @@ class Communicator:
     def reset(self, bootstrap: Bootstrap | None = None) -> None:
         """Collective over all ranks: what a failure closed works again, signal words start at zero (ERR-6).
 
-        Another bootstrap serves a rank that was started anew, or one whose connections are broken.
+        All ranks must be alive. Another bootstrap serves where the connections of the first one are broken.
         """
         if bootstrap is not None:
             self._bootstrap = bootstrap
