@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two processes on this machine: each puts 4 KiB into the other's heap and signals it.
 
-    python two_ranks.py
+python two_ranks.py
 """
 
 from __future__ import annotations
