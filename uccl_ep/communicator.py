@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from . import _native, backends, commands, errors, info
 from ._handle import BREATH, Handle, needs_breath
+from ._heap import HeapMapping, HeapView
 from ._native import NULL, ffi, lib
 from .bootstrap import Bootstrap
 from .errors import CommandError
@@ -103,14 +104,6 @@ def uccl_ep_py_allgather(context: Any, mine: Any, size: int, everything: Any, ti
 @ffi.def_extern()  # type: ignore[untyped-decorator]
 def uccl_ep_py_log(context: Any, level: int, text: Any) -> None:
     _log.log(_LEVELS.get(level, logging.DEBUG), "%s", _native.text(text))
-
-
-class _HeapMemory:
-    """The owner that a numpy view of the heap keeps alive, and with it the communicator."""
-
-    def __init__(self, comm: Communicator, address: int, size: int) -> None:
-        self._comm = comm
-        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (size,), "typestr": "|u1"}
 
 
 def _enum_value(type_name: str, prefix: str, name: str, what: str) -> int:
@@ -254,6 +247,7 @@ class Communicator:
         self.info = info.comm_from(queried[0])
         self.rank, self.size = self.info.rank, self.info.size
         self._heap_address = int(ffi.cast("uintptr_t", queried.heap))
+        self._heap_mapping: HeapMapping | None = None
 
     def __repr__(self) -> str:
         state = " closed" if self._handle.closed else ""
@@ -263,10 +257,19 @@ class Communicator:
 
     @property
     def heap(self) -> npt.NDArray[np.uint8]:
-        """The own heap as bytes, writable. Valid until close(): numpy cannot be told that memory has gone."""
-        if self._handle.closed:
-            raise errors.ChannelClosed("this communicator is closed")
-        return np.asarray(_HeapMemory(self, self._heap_address, self.info.heap_bytes))
+        """The own heap as bytes, writable. After close() a view that is left shows bytes that mean nothing.
+
+        On a backend whose memory is private to the process (not shm) they are gone: drop the views before close().
+        """
+        self._handle.call(self._map_heap)
+        assert self._heap_mapping is not None
+        return np.asarray(HeapView(self, self._heap_mapping))
+
+    def _map_heap(self, pointer: Any) -> int:
+        """Inside the handle: the memory cannot go meanwhile."""
+        if self._heap_mapping is None:
+            self._heap_mapping = HeapMapping(self._heap_address, self.info.heap_bytes)
+        return _native.OK
 
     def channel(self, i: int) -> Channel:
         if not 0 <= i < self.info.channels:
@@ -382,6 +385,7 @@ class Communicator:
     def close(self) -> None:
         """Local. Other threads' waits end with Aborted. Peers that still put to this rank see it as lost (MEM-2)."""
         self._finalizer()
+        self._heap_mapping = None  # views that are left hold it
 
     def __enter__(self) -> Communicator:
         return self

@@ -47,10 +47,21 @@ def _read(path: str) -> str | None:
         return None
 
 
+_CAP_IPC_LOCK = 14
+
+
+def _exempt_from_memory_lock() -> bool:
+    status = _read("/proc/self/status") or ""
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return bool(int(fields.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1)
+
+
 def memory_lock() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return Check("locked memory", "ok", "unlimited")
+    if _exempt_from_memory_lock():
+        return Check("locked memory", "ok", f"the limit of {bytes_text(soft)} does not apply (CAP_IPC_LOCK)")
     limit = "unlimited" if hard == resource.RLIM_INFINITY else bytes_text(hard)
     advice = "lock_memory=True and most NICs need more than that: raise `ulimit -l` (or memlock of the container)"
     level: Level = "warning" if soft < 64 << 20 else "ok"

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -225,6 +226,28 @@ def test_a_closed_communicator_says_so() -> None:
         with pytest.raises(errors.ChannelClosed, match="closed"):
             call()
     assert "closed" in repr(comm)
+
+
+def test_a_view_left_after_close_is_safe() -> None:
+    """And takes its memory along in the end."""
+
+    def mappings() -> int:
+        return sum("memfd:uccl_ep" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = mappings()
+    with make() as comm:
+        view = comm.heap
+        comm.channel(0).put(0, 0, 4096, 16).wait()
+        view[:16] = 7
+        comm.channel(0).put(0, 0, 4096, 16).wait()
+        assert comm.heap[4096:4112].tolist() == [7] * 16
+        part = view[4096:4112]
+    del view
+    part[0] = 8
+    assert part.tolist() == [8] + [7] * 15
+    assert mappings() == before + 1
+    del part, comm
+    assert mappings() == before
 
 
 def test_a_view_of_the_heap_keeps_the_communicator() -> None:
