@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from uccl_ep.demo.worker import compare
 
 PROGRAM = Path(sys.executable).with_name("uccl-ep")
 SMALL = {"ranks": 2, "tokens": "9", "hidden": 64, "experts": 8, "topk": 3, "iterations": 2, "timeout": 60.0}
+FROM_FILE = {"tokens": None, "topk": None}
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -154,8 +158,8 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     refused("not floats", topk_idx=idx, topk_weights=idx)
     refused("must both be", topk_idx=idx, topk_weights=weights[:2])
     refused("must both be", topk_idx=idx[0], topk_weights=weights[0])
-    refused(r"must in -1 \.\. 7", topk_idx=idx + 8, topk_weights=weights)
-    refused(r"must in -1 \.\. 7", topk_idx=idx - 2, topk_weights=weights)
+    refused("give --experts 10", topk_idx=idx + 8, topk_weights=weights)
+    refused("has -2; -1 is no expert", topk_idx=idx - 2, topk_weights=weights)
     refused("not finite", topk_idx=idx, topk_weights=weights * np.nan)
     refused("plain arrays", topk_idx=np.array([[object()]]), topk_weights=weights)  # nothing is unpickled
     with pytest.raises(RoutingError, match="no file"):
@@ -163,6 +167,14 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(RoutingError, match=r"not a \.npz"):
         load(tmp_path / "text.npz", 2, 8)
+    with zipfile.ZipFile(tmp_path / "junk.npz", "w") as archive:
+        archive.writestr("topk_idx.npy", b"junk")
+        archive.writestr("topk_weights.npy", b"junk")
+    with pytest.raises(RoutingError, match="damaged"):
+        load(tmp_path / "junk.npz", 2, 8)
+    np.save(tmp_path / "plain.npy", idx)
+    with pytest.raises(RoutingError, match=r"not a \.npz"):
+        load(tmp_path / "plain.npy", 2, 8)
 
 
 def test_rows_between() -> None:
@@ -185,6 +197,7 @@ def test_rows_between() -> None:
         ({"channels": 0}, "at least 1"),
         ({"tokens": "1,2,3"}, "one for each of 2"),
         ({"tokens": "-1"}, "one for each of 2"),
+        ({"tokens": "99999999999999999999"}, "give fewer"),
         ({"tokens": "many"}, "one for each of 2"),
         ({"dtype": "fp8"}, "bf16"),
         ({"seed": -1}, "negative"),
@@ -196,6 +209,17 @@ def test_options_that_cannot_be(wrong: dict[str, Any], match: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- real exchanges
+
+
+def test_options_that_contradict_a_file(tmp_path: Path) -> None:
+    path = str(save(tmp_path / "r.npz", np.zeros((6, 2), np.int64)))
+    small = {**SMALL, **FROM_FILE, "routing": path}
+    with pytest.raises(RoutingError, match=r"--tokens 9, but .* has 3,3"):
+        driver.plan(driver.Options(**{**small, "tokens": "9"}))
+    with pytest.raises(RoutingError, match=r"--topk 3, but .* has 2"):
+        driver.plan(driver.Options(**{**small, "topk": 3}))
+    shape, routing = driver.plan(driver.Options(**{**small, "tokens": "3", "topk": 2}))
+    assert (shape.tokens, routing["topk"]) == (3, 2)
 
 
 def exchange(**options: Any) -> driver.Result:
@@ -241,14 +265,14 @@ def test_recorded_routing_with_everything_odd(tmp_path: Path) -> None:
     weights = rng.standard_normal((13, 4)).astype(np.float32)
     weights[-3:] = np.nan
     path = save(tmp_path / "r.npz", idx, weights)
-    result = exchange(ranks=4, routing=str(path))
+    result = exchange(ranks=4, routing=str(path), **FROM_FILE)
     assert result.tokens == [4, 3, 3, 3]
     assert result.rows == int((idx >= 0).sum())
 
 
 def test_recorded_routing_of_nobody(tmp_path: Path) -> None:
-    assert exchange(routing=str(save(tmp_path / "r.npz", np.full((6, 2), -1)))).rows == 0
-    assert exchange(routing=str(save(tmp_path / "s.npz", np.full((0, 2), -1)))).rows == 0
+    assert exchange(routing=str(save(tmp_path / "r.npz", np.full((6, 2), -1))), **FROM_FILE).rows == 0
+    assert exchange(routing=str(save(tmp_path / "s.npz", np.full((0, 2), -1))), **FROM_FILE).rows == 0
 
 
 # ---------------------------------------------------------------------------------------------------- the command
@@ -290,7 +314,9 @@ def test_command_writes_json(tmp_path: Path) -> None:
         (["--experts", "5"], "multiple"),
         (["--routing", "zipff"], "uniform, zipf"),
         (["--json", "/nonexistent/x.json"], "No such file"),
+        (["--json", "/"], "Is a directory"),
         (["--backend", "shn"], "shm"),
+        (["--channels", "100000"], "ranks 0, 1: CommandError"),
     ],
 )
 def test_command_refuses(arguments: list[str], word: str) -> None:
@@ -298,6 +324,25 @@ def test_command_refuses(arguments: list[str], word: str) -> None:
     assert done.returncode in (1, 2)
     assert word in done.stderr
     assert done.stdout == ""
+    assert done.stderr.count("did you mean") <= 1  # not once a rank
+
+
+def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    """As a terminal sends it: to the command and to its ranks."""
+    path = str(save(tmp_path / "r.npz", np.full((0, 2), -1)))
+    command = [PROGRAM, "demo", "--ranks", "2", "--hidden", "32", "--experts", "4", "--routing", path]
+    with subprocess.Popen(
+        [*command, "--iterations", "1000000"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 60
+        while len(children.read_text().split()) < 2:
+            assert time.monotonic() < deadline, "no ranks"
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, "", "uccl-ep demo: interrupted\n")
 
 
 def test_wrong_results_are_exit_code_1(tmp_path: Path) -> None:

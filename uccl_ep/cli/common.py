@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,6 +20,14 @@ def pick(value: str, valid: Iterable[str], option: str) -> str:
     if value not in names:
         raise typer.BadParameter(f"{value!r}; {errors.nearest(value, names)}", param_hint=option)
     return value
+
+
+def writable(path: Path, option: str) -> None:
+    """Exit code 2 now, rather than an error after all the work. What is in the file stays until it is written."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=option) from None
 
 
 def json_text(schema: str, **content: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..cli.common import json_text
+from ..cli.common import json_text, writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from .driver import Result
 
 _ROUTING_HELP = (
-    "uniform, zipf, or a .npz file with topk_idx and topk_weights of shape [tokens, k] (split over the ranks) or "
-    "[ranks, tokens, k]; -1 is no expert."
+    "uniform, zipf, or a .npz file with topk_idx and topk_weights of shape (tokens, k), split over the ranks, or "
+    "(ranks, tokens, k); -1 is no expert."
 )
 
 
 def demo(
     ranks: Annotated[int, typer.Option(help="Processes.")] = 4,
-    tokens: Annotated[str, typer.Option(help="Tokens a rank: one number, or one a rank as in 128,0,64,7.")] = "128",
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens a rank: one number, or one a rank as in 128,0,64,7. Default: 128.")
+    ] = None,
     hidden: Annotated[int, typer.Option(help="Values in a token.")] = 7168,
     experts: Annotated[int, typer.Option(help="Experts, a multiple of the ranks.")] = 256,
-    topk: Annotated[int, typer.Option(help="Experts a token goes to.")] = 8,
+    topk: Annotated[int | None, typer.Option(help="Experts a token goes to. Default: 8.")] = None,
     dtype: Annotated[str, typer.Option(help="Type of a value: bf16.")] = "bf16",
     routing: Annotated[str, typer.Option(help=_ROUTING_HELP)] = "uniform",
     iterations: Annotated[int, typer.Option(help="Measured iterations, after a warm-up of two.")] = 10,
@@ -49,20 +51,23 @@ def demo(
     options = Options(
         ranks, tokens, hidden, experts, topk, dtype, routing, iterations, seed, backend, strategy, channels, timeout
     )
+    if json is not None and not to_stdout:
+        writable(json, "--json")
     try:
-        if json is not None and not to_stdout:
-            json.touch()
         with _Progress(console) as progress:
             result = run(options, progress)
     except RoutingError as error:
         print(f"uccl-ep demo: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    except OSError as error:
-        print(f"uccl-ep demo: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except DemoError as error:
+    except (DemoError, OSError) as error:
         print(f"uccl-ep demo: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    except MemoryError as error:
+        print(f"uccl-ep demo: not enough memory: {error}; give fewer --tokens or --experts", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        print("uccl-ep demo: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
     show(console, result)
     if json is not None:
         text = json_text("uccl_ep.demo/1", **result.as_dict())
@@ -81,15 +86,14 @@ class _Progress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            TextColumn("exchanging"),
+            TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed} of {task.total} iterations of a rank"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=None)
+        self._task = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -99,7 +103,7 @@ class _Progress:
         self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
+        self._bar.update(self._task, completed=done, total=total, description=f"{done} of {total} iterations")
 
 
 def show(console: Console, result: Result) -> None:
@@ -115,8 +119,8 @@ def show(console: Console, result: Result) -> None:
         markup=False,
     )
     console.print(
-        f"tokens: {tokens} (hidden {options.hidden}, {options.dtype}), {options.experts} experts, routing "
-        f"{options.routing}, seed {options.seed}",
+        f"tokens: {tokens} (hidden {options.hidden}, {options.dtype}), {options.experts} experts, top {options.topk}, "
+        f"routing {options.routing}, seed {options.seed}",
         soft_wrap=True,
         markup=False,
     )

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import selectors
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from .exchange import Shape
 from .routing import Router, RoutingError, rows_between
 
 WARMUP = 2
+TOKENS, TOPK = "128", 8
 MAX_RANKS = 64
+MAX_BYTES = 1 << 36  # 32-bit offsets in granules of 16 bytes
 _GRANULE = 16
 # The folder where the command was typed is no place to import from: it may hold another uccl_ep.
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
@@ -35,10 +39,10 @@ class DemoError(Exception):
 @dataclass(frozen=True)
 class Options:
     ranks: int = 4
-    tokens: str = "128"  # one number, or one a rank: "128,0,64,7"
+    tokens: str | None = None  # one number, or one a rank: "128,0,64,7"; None: the file's, or TOKENS
     hidden: int = 7168
     experts: int = 256
-    topk: int = 8
+    topk: int | None = None  # the file's, or TOPK
     dtype: str = "bf16"
     routing: str = "uniform"
     iterations: int = 10
@@ -117,7 +121,8 @@ def plan(options: Options) -> tuple[Shape, dict[str, Any]]:
             f"--hidden {options.hidden}: a row of bf16 must be a multiple of {_GRANULE} bytes, so of 8 values"
         )
     for name in ("topk", "iterations", "channels"):
-        if getattr(options, name) < 1:
+        value = getattr(options, name)
+        if value is not None and value < 1:
             raise RoutingError(f"--{name} must be at least 1")
     if options.seed < 0:
         raise RoutingError("--seed must not be negative")
@@ -126,10 +131,18 @@ def plan(options: Options) -> tuple[Shape, dict[str, Any]]:
         "ranks": options.ranks,
         "tokens": _tokens_of(options),
         "experts": options.experts,
-        "topk": options.topk,
+        "topk": TOPK if options.topk is None else options.topk,
         "seed": options.seed,
     }
+    _check_room(options, routing["tokens"])
     router = Router(**routing)
+    for name, given, found in (
+        ("tokens", options.tokens, router.tokens == routing["tokens"] or ",".join(map(str, router.tokens))),
+        ("topk", options.topk, router.topk == routing["topk"] or router.topk),
+    ):
+        if given is not None and found is not True:
+            raise RoutingError(f"--{name} {given}, but {options.routing} has {found}: leave --{name} out")
+    routing.update(tokens=router.tokens, topk=router.topk)
     slots = 0
     for iteration in range(1 if router.kind == "file" else WARMUP + options.iterations):
         for rank in range(options.ranks):
@@ -139,9 +152,19 @@ def plan(options: Options) -> tuple[Shape, dict[str, Any]]:
     return shape, routing
 
 
+def _check_room(options: Options, tokens: list[int]) -> None:
+    """Before arrays of that size are made: a row for each token, and a number for each of its experts."""
+    needed = max(tokens) * max(2 * options.hidden, 8 * options.experts)
+    if needed > MAX_BYTES:
+        raise RoutingError(
+            f"--tokens {max(tokens)} need {needed >> 30} GiB in a rank, more than the {MAX_BYTES >> 30} GiB "
+            "that a heap can have: give fewer"
+        )
+
+
 def _tokens_of(options: Options) -> list[int]:
     try:
-        counts = [int(part) for part in options.tokens.split(",")]
+        counts = [int(part) for part in (TOKENS if options.tokens is None else options.tokens).split(",")]
     except ValueError:
         counts = [-1]
     if len(counts) == 1:
@@ -156,6 +179,8 @@ def _tokens_of(options: Options) -> list[int]:
 def run(options: Options, progress: Callable[[int, int], None] = lambda done, total: None) -> Result:
     """Raises RoutingError for options that cannot be, DemoError if a rank fails."""
     shape, routing = plan(options)
+    tokens = options.tokens or (",".join(map(str, routing["tokens"])) if _is_file(options.routing) else TOKENS)
+    options = replace(options, tokens=tokens, topk=routing["topk"])
     document = {
         "shape": asdict(shape),
         "routing": {
@@ -195,20 +220,20 @@ def _is_file(routing: str) -> bool:
 
 
 def _run_ranks(options: Options, document: str, progress: Callable[[int, int], None]) -> list[dict[str, Any]]:
-    total = options.ranks * (WARMUP + options.iterations)
-    done = 0
+    total = WARMUP + options.iterations
     with LocalGroup(options.ranks) as group, selectors.DefaultSelector() as selector:
         processes: list[subprocess.Popen[bytes]] = []
         ranks: list[_Rank] = []
         try:
             for number in range(options.ranks):
-                process = group.popen(
-                    number,
-                    [sys.executable, *_SAFE_PATH, "-m", "uccl_ep.demo.worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                )
-                processes.append(process)
+                with _without_interrupt():
+                    process = group.popen(
+                        number,
+                        [sys.executable, *_SAFE_PATH, "-m", "uccl_ep.demo.worker"],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                    )
+                    processes.append(process)
                 ranks.append(_Rank(number, process))
                 assert process.stdin is not None
                 assert process.stdout is not None
@@ -221,12 +246,9 @@ def _run_ranks(options: Options, document: str, progress: Callable[[int, int], N
                 if not ready:
                     raise DemoError(f"the ranks said nothing for {2 * options.timeout + 60:g} s")
                 for key, _ in ready:
-                    said = key.data.read()
-                    if said is None:
+                    if not key.data.read():
                         selector.unregister(key.fileobj)
-                        continue
-                    done += said
-                    progress(done, total)
+                progress(min(rank.iterations for rank in ranks), total)
             for process in processes:
                 process.wait(30)
         finally:
@@ -241,8 +263,26 @@ def _run_ranks(options: Options, document: str, progress: Callable[[int, int], N
     if failed:
         # What only follows from another rank's end explains nothing.
         failed.sort(key=lambda rank: not rank.primary)
-        raise DemoError("\n".join(rank.explain() for rank in failed))
+        said: dict[str, list[int]] = {}
+        for rank in failed:
+            said.setdefault(rank.explain(), []).append(rank.number)
+        raise DemoError("\n".join(f"{_ranks_text(numbers)}: {text}" for text, numbers in said.items()))
     return [rank.result for rank in ranks if rank.result is not None]
+
+
+@contextlib.contextmanager
+def _without_interrupt() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal. A rank inherits that it is blocked, and is ended by the parent, which
+    gets its own one at the end of this."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ranks_text(numbers: list[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, sorted(numbers)))}"
 
 
 class _Rank:
@@ -252,25 +292,26 @@ class _Rank:
         self.number, self.process = number, process
         self.result: dict[str, Any] | None = None
         self.error, self.primary = "", False
+        self.iterations = 0
         self._rest = b""
 
-    def read(self) -> int | None:
-        """Iterations reported; None at the end."""
+    def read(self) -> bool:
+        """False at the end."""
         assert self.process.stdout is not None
         chunk = self.process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
         if not chunk:
-            return None
+            return False
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        iterations = 0
         for line in lines:
             document = json.loads(line)
-            iterations += "iteration" in document
+            self.iterations += "iteration" in document
             self.result = document.get("result", self.result)
             self.error = document.get("error", self.error)
             self.primary = document.get("primary", self.primary)
-        return iterations
+        return True
 
     def explain(self) -> str:
         code = self.process.returncode
         ending = f"it was ended by signal {-code}" if code < 0 else f"it ended with {code}; see its own words above"
-        return f"rank {self.number}: {self.error or ending}"
+        # Which rank it is is said before: the same error of several ranks is one.
+        return self.error.removesuffix(f" [rank {self.number}]") or ending

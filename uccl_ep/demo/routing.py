@@ -13,6 +13,7 @@ A token whose entries are all -1 goes nowhere and comes back as zeros. An expert
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,21 +74,33 @@ class Router:
 
 def load(path: Path, ranks: int, experts: int) -> list[Routing]:
     try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise RoutingError(
+                    f"{path} is not a .npz file: numpy.savez(path, topk_idx=..., topk_weights=...) makes one"
+                )
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in ("topk_idx", "topk_weights") if name not in archive.files]
             if missing:
                 raise RoutingError(f"{path} has no array {' or '.join(missing)}, only {', '.join(archive.files)}")
             idx, weights = archive["topk_idx"], archive["topk_weights"]
+        if not (isinstance(idx, np.ndarray) and isinstance(weights, np.ndarray)):
+            raise ValueError("numpy gives the bytes of what is no array")
     except FileNotFoundError:
         raise RoutingError(f"no file {path}: --routing takes uniform, zipf or a .npz file") from None
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
-        if isinstance(error, RoutingError):
-            raise
-        raise RoutingError(f"{path} is not a .npz file of plain arrays: {error}") from error
-    if idx.dtype.kind not in "iu" or weights.dtype.kind != "f":
+    except RoutingError:
+        raise
+    except OSError as error:
+        raise RoutingError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # Not numpy's text: it advises to unpickle what was found.
         raise RoutingError(
-            f"{path}: topk_idx holds {idx.dtype}, not integers, or topk_weights {weights.dtype}, not floats"
-        )
+            f"{path} is damaged, or topk_idx and topk_weights are not plain arrays of numbers: write it again"
+        ) from error
+    if idx.dtype.kind not in "iu":
+        raise RoutingError(f"{path}: topk_idx holds {idx.dtype}, not integers")
+    if weights.dtype.kind != "f":
+        raise RoutingError(f"{path}: topk_weights holds {weights.dtype}, not floats")
     if idx.shape != weights.shape or idx.ndim not in (2, 3) or idx.shape[-1] == 0:
         raise RoutingError(
             f"{path}: topk_idx {list(idx.shape)} and topk_weights {list(weights.shape)} must both be [tokens, k] "
@@ -96,9 +109,13 @@ def load(path: Path, ranks: int, experts: int) -> list[Routing]:
     if idx.ndim == 3 and len(idx) != ranks:
         raise RoutingError(f"{path} is for {len(idx)} ranks: run with --ranks {len(idx)}")
     idx, weights = idx.astype(np.int64), weights.astype(np.float32)
-    if idx.size and (idx.min() < -1 or idx.max() >= experts):
+    if idx.size and idx.min() < -1:
+        raise RoutingError(f"{path}: topk_idx has {idx.min()}; -1 is no expert, and other negative numbers are nothing")
+    if idx.size and idx.max() >= experts:
+        enough = -(-(int(idx.max()) + 1) // ranks) * ranks
         raise RoutingError(
-            f"{path}: topk_idx lies in {idx.min()} .. {idx.max()}, and must in -1 .. {experts - 1}: give --experts"
+            f"{path}: topk_idx goes up to {idx.max()}, and --experts {experts} end at {experts - 1}: "
+            f"give --experts {enough}"
         )
     if not np.isfinite(weights[idx >= 0]).all():
         raise RoutingError(f"{path}: a weight is not finite")

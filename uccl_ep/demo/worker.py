@@ -120,6 +120,9 @@ def main() -> int:
     except (UcclEpError, RoutingError, SignalOrderBroken) as error:
         say(error=f"{type(error).__name__}: {error}", primary=_is_primary(error))
         return 1
+    except MemoryError as error:
+        say(error=f"not enough memory: {error or 'give fewer tokens'}", primary=True)
+        return 1
 
 
 def _is_primary(error: Exception) -> bool:

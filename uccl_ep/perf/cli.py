@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..cli.common import json_text, pick
+from ..cli.common import json_text, pick, writable
 
 
 def perf(
@@ -30,9 +30,9 @@ def perf(
     to_stdout = json is not None and str(json) == "-"
     console = Console(stderr=to_stdout, highlight=False)
     document: dict[str, Any] = {"conditions": conditions()}
+    if json is not None and not to_stdout:
+        writable(json, "--json")
     try:
-        if json is not None and not to_stdout:
-            json.touch()
         with console.status("measuring") as status:
             say = status.update if console.is_terminal else _quiet
             if what in ("proxy", "all"):
@@ -42,9 +42,6 @@ def perf(
     except bench.BenchError as error:
         print(f"uccl-ep perf: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    except OSError as error:
-        print(f"uccl-ep perf: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
     measured = document["conditions"]
     console.print(
         f"{measured['cpu']}, {measured['cpus']} CPUs, load {measured['load_average']:.1f}, {measured['kernel']}",

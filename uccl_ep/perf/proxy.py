@@ -15,6 +15,8 @@ Say = Callable[[str], None]
 
 BUDGET_INSTRUCTIONS = 120
 BUDGET_RATE = 20e6
+# The budget is that of one operation of the NIC a command, without merging or special cases.
+BUDGETED = ("put, 1 target", "signal, 1 target")
 
 # Name and options of a mix. 64 ranks, 14336 bytes a put, unless it says otherwise.
 MIXES: dict[str, dict[str, Any]] = {
@@ -98,15 +100,16 @@ def show(console: Console, result: dict[str, Any]) -> None:
     counted = result.get("instructions", {})
     per_command = {row["name"]: row["instructions"] for row in counted.get("commands", ())}
     table = Table(title="The proxy, from a full ring to a NIC that does nothing", title_justify="left")
-    for column in ("command", "ns", "M/s", *(("instructions",) if per_command else ())):
-        table.add_column(column, justify="left" if column == "command" else "right")
+    for column in ("command", "ns", "M/s", *(("instructions",) if per_command else ()), "budget"):
+        table.add_column(column, justify="left" if column in ("command", "budget") else "right")
     for row in result["prefilled"]:
         cells = [row["name"], f"{row['ns_per_command']:.1f}", f"{1e3 / row['ns_per_command']:.1f}"]
         if per_command:
             cells.append(f"{per_command[row['name']]:.0f}")
+        if row["name"] in BUDGETED:
+            cells.append(f"{BUDGET_INSTRUCTIONS} instructions, {BUDGET_RATE / 1e6:.0f} M/s")
         table.add_row(*cells)
     console.print(table)
-    console.print(f"budget: {BUDGET_INSTRUCTIONS} instructions a command, {BUDGET_RATE / 1e6:.0f} M/s")
     if "skipped" in counted:
         console.print(counted["skipped"])
 
