@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from uccl_ep.conformance import Options, junit, registry, run_suite, runner, scorecard, waivers
+from uccl_ep.conformance import Options, files, junit, registry, run_suite, runner, scorecard, waivers
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.errors import SuiteError
 from uccl_ep.conformance.group import Group, GroupOutcome
@@ -410,6 +410,9 @@ def test_statuses_report_and_exit_status(tmp_path: Path) -> None:
     assert "atomic_add64 is promised, but refused" in said
     assert "Traceback" not in said
     assert "replay: uccl-ep conformance --backend shm --level full --seed 1 --case put1.bad" in said
+    shown = said[said.index("fail put1.bad") :].splitlines()
+    assert "    rank: 0" in shown
+    assert any(line.startswith("    at: ") and "some.py" in line for line in shown)
 
     html = page.read_text()
     assert "&lt;b&gt;wrong&lt;/b&gt;" in html
@@ -431,7 +434,19 @@ def test_level_globs_and_clauses(tmp_path: Path) -> None:
     assert status == 0
     assert [c["id"] for c in report["cases"]] == ["put1.good", "qui1.full"]
     assert report["partial"] is True
-    assert report["verdict"].startswith("no verdict")
+    missing = len(registry.CLAUSES) - 2
+    assert report["verdict"] == f"no verdict: only some cases were run, and {missing} clauses not at all"
+
+
+def test_a_clause_without_a_case_leaves_no_verdict(tmp_path: Path) -> None:
+    """Nobody picked cases, and still the contract was not looked at: it must not be said to hold."""
+    page = tmp_path / "page.html"
+    body = SOME[: SOME.index('    @case("put1.bad"')]
+    status, report, said = run_some(tmp_path, "--html", str(page), body=body)
+    assert (status, report["partial"], report["summary"]["pass"]) == (0, False, 1)
+    assert report["verdict"] == f"no verdict: {len(registry.CLAUSES) - 1} clauses have no case"
+    assert "conforms" not in said
+    assert f'<div class="verdict mild">{report["verdict"]}</div>' in page.read_text()
 
 
 def test_waivers(tmp_path: Path) -> None:
@@ -480,6 +495,11 @@ def test_wrong_waivers_are_refused(tmp_path: Path, text: str, said: str) -> None
         (["--profile", "efa"], "has no profiles"),
         (["--clause", "SIG-9"], "SIG-"),
         (["--case", "put1.goood"], "did you mean 'put1.good'"),
+        (["--case", "put1"], "try 'put1.*'"),
+        (["--case", "mem1.cu"], "try 'mem1.cu*'"),
+        (["--case", "qui1.full"], "is of --level full"),
+        (["--case", "put1.*", "--clause", "ERR-1"], "cites none of these clauses"),
+        (["--list", "--case", "sig2"], "try 'sig2.*'"),
         (["--library", "/nonexistent.so"], "no such file"),
         (["--html", "/nonexistent/x.html"], "No such file"),
         (["--backend-options", "speed=high"], "promise="),
@@ -525,6 +545,79 @@ def test_list_runs_nothing(tmp_path: Path) -> None:
     assert (status, report) == (0, {})
     assert "put1.good" in text
     assert "qui1.full" not in text
+
+
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_every_listed_id_stands_whole(columns: str) -> None:
+    """Two lines a case, the variants among them, however narrow the terminal."""
+    code = "from uccl_ep.conformance.cli import conformance; import typer; typer.run(conformance)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--list", "--level", "full"],
+        env={**os.environ, "COLUMNS": columns}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    *lines, count = done.stdout.splitlines()
+    cases = registry.load()
+    twice = [c for c in cases if c.weak]
+    assert twice
+    ids = sorted([c.id for c in cases] + [f"{c.id}@unordered" for c in twice])
+    assert sorted(line.split()[0] for line in lines[::2]) == ids
+    assert all(line.startswith("    ") for line in lines[1::2])
+    assert f"{len(cases)} cases, and {len(twice)} again" in count
+
+
+SLOW = """
+    @case("put1.good", clauses=("PUT-1",), ranks=(1,))
+    def good(ctx):
+        "A good one."
+        ctx.checked()
+
+    @case("put2.slow", clauses=("PUT-2",), ranks=(1,), timeout=60)
+    def slow(ctx):
+        "Waits to be interrupted."
+        ctx.bench.comm.wait_signal(0, 1, timeout=50)
+"""
+
+
+def test_an_interrupt_is_told_and_costs_no_report(tmp_path: Path) -> None:
+    cases = _write_cases(tmp_path, SLOW)
+    old, new = tmp_path / "old.json", tmp_path / "new.html"
+    old.write_text("of before")
+    code = "from uccl_ep.conformance.cli import conformance; import typer; typer.run(conformance)"
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, "--json", str(old), "--html", str(new)],
+        env={**os.environ, registry.CASES_ENVIRONMENT: str(cases)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("pass"), "the first case"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert said.splitlines() == ["uccl-ep conformance: interrupted after 1 case; no report is written"]
+    assert old.read_text() == "of before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cases", "old.json"]
+
+
+def test_report_files_are_replaced_whole(tmp_path: Path) -> None:
+    report, link = tmp_path / "report", tmp_path / "link"
+    link.symlink_to(report)
+    files.check_writable(link)
+    assert not report.exists()
+    files.write(link, b"one")
+    report.chmod(0o640)
+    with open(report, "rb") as before:
+        files.write(link, b"two")
+        assert before.read() == b"one", "a reader of the old one keeps it"
+    assert (report.read_bytes(), report.stat().st_mode & 0o777, link.is_symlink()) == (b"two", 0o640, True)
+    files.write(Path(os.devnull), b"gone")
+    assert Path(os.devnull).is_char_device()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "report"]
+    with pytest.raises(IsADirectoryError):
+        files.check_writable(tmp_path)
 
 
 def test_json_on_standard_output(tmp_path: Path) -> None:

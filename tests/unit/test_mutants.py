@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -148,11 +149,16 @@ def test_backend_without_a_fault_is_one(options: str, disorder: int) -> None:
 def test_command_line(tmp_path: Path) -> None:
     def uccl_ep(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "uccl_ep", "mutants", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "COLUMNS": "20"},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
 
     listed = uccl_ep("--list")
     assert listed.returncode == 0
-    assert f"{len(MUTANTS)} mutants" in listed.stdout
+    *lines, count = listed.stdout.splitlines()
+    assert count == f"{len(MUTANTS)} mutants"
+    assert [line.split()[0] for line in lines[::2]] == [m.name for m in MUTANTS], "whole, to be copied for --only"
     wrong = uccl_ep("--only", "nic.signal_lots")
     assert wrong.returncode == 2
     assert "nic.signal_lost" in wrong.stderr
@@ -160,3 +166,22 @@ def test_command_line(tmp_path: Path) -> None:
     assert one.returncode == 0, one.stderr
     assert '"score": 1.0' in one.stdout
     assert "mutation score 1.000: 1 of 1 mutants" in one.stderr
+
+
+def test_an_interrupt_is_told_and_costs_no_report(tmp_path: Path) -> None:
+    code = """if True:
+        import sys, typer
+        from uccl_ep.mutants import cli, runner
+        def run(chosen, seeds, *, jobs, progress):
+            progress("mutants", 1, len(chosen), None)
+            raise KeyboardInterrupt
+        runner.run = run
+        typer.run(cli.mutants)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--json", "report.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert f"interrupted after 1 of {len(MUTANTS)} mutants; no report is written" in done.stderr
+    assert list(tmp_path.iterdir()) == []

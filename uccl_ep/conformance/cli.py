@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`uccl-ep conformance`. Exit status: 0 nothing failed, 1 something did, 2 the command line or the backend is wrong."""
+"""`uccl-ep conformance`. Exit status: 0 nothing failed, 1 something did, 2 the command line or the backend is wrong,
+130 it was interrupted."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from . import files
 from .errors import SuiteError
 from .lanes import DEFAULT_LANE
 from .results import SuiteResult
@@ -20,12 +22,10 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check_writable(path: Path, option: str) -> None:
-    """Now, and not after minutes of work."""
     if str(path) == "-":
         return
     try:
-        with open(path, "ab"):
-            pass
+        files.check_writable(path)
     except OSError as error:
         _refuse(f"{option} {path}: {error.strerror}; give a file that can be written")
 
@@ -58,7 +58,7 @@ def conformance(
     from rich.console import Console
 
     from . import junit as junit_xml
-    from . import registry, runner, scorecard
+    from . import runner, scorecard
     from .console import ProgressLine, listing, summary
 
     to_stdout = json is not None and str(json) == "-"
@@ -82,17 +82,21 @@ def conformance(
     )
     try:
         if list_cases:
-            chosen = registry.select(registry.load(), level=level, globs=options.cases, clauses=options.clauses)
-            console.print(listing(chosen))
-            console.print(f"{len(chosen)} cases")
+            listing(console, runner.listed(options))
             return
         runner.check(options)
         mutation = scorecard.read_mutants(mutants_json) if mutants_json is not None else None
         for path, option in ((json, "--json"), (junit, "--junit"), (html, "--html")):
             if path is not None:
                 _check_writable(path, option)
-        with ProgressLine(console) as line:
-            result = runner.run_suite(options, line)
+        line = ProgressLine(console)
+        try:
+            with line:
+                result = runner.run_suite(options, line)
+        except KeyboardInterrupt:
+            count = f"{line.done} case{'s' if line.done != 1 else ''}"
+            print(f"uccl-ep conformance: interrupted after {count}; no report is written", file=sys.stderr)
+            raise typer.Exit(130) from None
     except SuiteError as error:
         _refuse(str(error))
     result.mutation = mutation
@@ -112,4 +116,4 @@ def _write_json(result: SuiteResult, path: Path) -> None:
     if str(path) == "-":
         print(result.json_text())
     else:
-        path.write_text(result.json_text() + "\n", "utf-8")
+        files.write(path, f"{result.json_text()}\n".encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .registry import CLAUSES, Case
 from .results import CaseResult, SuiteResult
-from .scorecard import _blamed, clause_status
+from .scorecard import _blamed, _values, clause_status
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,6 +34,7 @@ class ProgressLine:
             Live("starting", console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         )
         self._bad = 0
+        self.done = 0
 
     def __enter__(self) -> ProgressLine:
         if self._live is not None:
@@ -55,6 +56,7 @@ class ProgressLine:
 
     def __call__(self, result: CaseResult, done: int, total: int) -> None:
         self._bad += result.bad
+        self.done = done
         if self._live is None:
             self._console.print(self._line(result), soft_wrap=True, highlight=False)
             return
@@ -95,25 +97,31 @@ def summary(console: Console, result: SuiteResult) -> None:
         console.print(Text.assemble((case.status, "bold red"), f" {case.id}  {case.title}"), soft_wrap=True)
         clause = f"{case.broken_clause}: " if case.broken_clause else ""
         console.print(f"  {escape(clause + case.message)}", highlight=False, soft_wrap=True)
-        for name, value in (case.detail.get("values") or {}).items():
-            console.print(f"    {name}: {escape(str(value))}", highlight=False, soft_wrap=True)
+        for name, value in _values(case):
+            console.print(f"    {escape(name)}: {escape(value)}", highlight=False, soft_wrap=True)
         console.print(f"  replay: {escape(result.replay_of(case))}", highlight=False, soft_wrap=True)
     for note in result.notes:
         console.print(f"note: {escape(note)}", highlight=False)
     counts = ", ".join(
         f"{n} {status.replace('_', ' ')}" for status, n in result.summary.items() if n or status == "pass"
     )
-    style = "bold red" if result.failed else "bold green"
+    style = "bold red" if result.failed else "bold green" if result.conclusive else "bold yellow"
     console.print(
         Text.assemble((result.verdict, style), f": {counts}; {result.seconds:.1f} s, seed {result.seed}"),
         highlight=False,
     )
 
 
-def listing(cases: list[Case]) -> RenderableType:
-    table = Table(header_style="bold", pad_edge=False)
-    for name in ("case", "clauses", "level", "ranks", "what it checks"):
-        table.add_column(name, no_wrap=name != "what it checks", overflow="fold")
+def listing(console: Console, cases: list[Case]) -> None:
+    """Two lines a case, never a table: an id must stand whole, however narrow the terminal, to be copied."""
+    width = max((len(case.id) for case in cases), default=0)
     for case in cases:
-        table.add_row(case.id, " ".join(case.clauses), case.level, "/".join(map(str, case.ranks)), case.title)
-    return table
+        ranks = "/".join(map(str, case.ranks))
+        console.print(
+            Text.assemble((f"{case.id:{width}}", "bold"), f"  {case.level}  {ranks}  {' '.join(case.clauses)}"),
+            soft_wrap=True,
+        )
+        console.print(Text(f"    {case.title}"), soft_wrap=True)
+    again = sum(bool(case.variant) for case in cases)
+    count = f"{len(cases) - again} cases" + (f", and {again} again on the weakest promises (@)" if again else "")
+    console.print(Text(count), soft_wrap=True)

@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from . import files
 from .results import CaseResult, SuiteResult
 
 # XML 1.0 has no way to write most control characters, and what a dying process prints may hold any.
@@ -54,4 +55,4 @@ def write(result: SuiteResult, path: Path) -> None:
         _add(suite, result, case)
     root = ET.Element("testsuites")
     root.append(suite)
-    ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    files.write(path, ET.tostring(root, encoding="utf-8", xml_declaration=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite as pytest items: `pytest -p uccl_ep.conformance.plugin --uccl-ep-backend shm`.
+"""The suite as pytest items: `pip install 'uccl_ep[test]'`, then `pytest --uccl-ep-backend shm`.
 
 pytest loads this in every project on the machine where the wheel is installed. Without its options it only adds them:
 nothing else of the package is imported, and nothing is collected.

@@ -89,11 +89,24 @@ class SuiteResult:
         return any(c.bad for c in self.cases) or not self.cases
 
     @property
+    def not_run(self) -> list[str]:
+        """The clauses that no case of this run cites."""
+        return [clause for clause, cases in self.by_clause().items() if not cases]
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether enough was run to say that the backend conforms. That it does not, one failure says."""
+        return not self.partial and not self.not_run
+
+    @property
     def verdict(self) -> str:
         if self.failed:
             return "does not conform"
+        missing = f"{len(self.not_run)} clause{'s' if len(self.not_run) != 1 else ''}"
         if self.partial:
-            return "no verdict: only some cases were run"
+            return "no verdict: only some cases were run" + (f", and {missing} not at all" if self.not_run else "")
+        if self.not_run:
+            return f"no verdict: {missing} {'have' if len(self.not_run) != 1 else 'has'} no case"
         waived = ", with waivers" if self.summary["waived"] else ""
         return f"conforms at level {self.level}{waived}"
 

@@ -144,13 +144,29 @@ def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOu
     return Group(size, main, deadline=case.timeout * options.time_scale).run()
 
 
-def plan(options: Options, lane: Lane, strategy: str) -> tuple[list[Case], list[str]]:
-    """The cases to run, variants among them, and the ids of those that this lane has no means for."""
-    cases = registry.load(options.cases_dir)
-    for c in cases:
-        unknown = [r for r in c.requires if r not in NAMES]
-        if unknown:
-            raise registry.RegistryError(f"case {c.id} requires {unknown}, which no NIC can promise")
+def _hint(options: Options, wanted: Sequence[Case]) -> str:
+    """Why nothing is selected, and what would be."""
+    import difflib
+
+    if registry.select(wanted, globs=options.cases, clauses=options.clauses):
+        return "what matches is of --level full"
+    if not options.cases:
+        return "no case cites these clauses"
+    if registry.select(wanted, globs=options.cases):
+        return "what --case matches cites none of these clauses"
+    ids = [c.id for c in wanted]
+    glob = options.cases[0]
+    if any(i.startswith(f"{glob.rstrip('.')}.") for i in ids):
+        return f"no id is {glob!r}; try '{glob.rstrip('.')}.*'"
+    if any(i.startswith(glob) for i in ids):
+        return f"no id is {glob!r}; try '{glob}*'"
+    close = difflib.get_close_matches(glob, [*ids, *dict.fromkeys(f"{i.partition('.')[0]}.*" for i in ids)], n=3)
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"no id matches {glob!r}; {meant}--list --level full shows all"
+
+
+def _select(cases: Sequence[Case], options: Options, lane: Lane, strategy: str) -> list[Case]:
+    """The cases that the options ask for, variants among them."""
     wanted: list[Case] = []
     for c in cases:
         wanted.append(c)
@@ -160,8 +176,23 @@ def plan(options: Options, lane: Lane, strategy: str) -> tuple[list[Case], list[
             wanted.append(c.as_variant(VARIANT, lane.weakest_options(name)))
     chosen = registry.select(wanted, level=options.level, globs=options.cases, clauses=options.clauses)
     if not chosen:
-        near = _nearest(options.cases[0], [c.id for c in wanted]) if options.cases else "no case cites these clauses"
-        raise SuiteError(f"no case is selected: {near if len(near) < 400 else '--list shows all'}")
+        raise SuiteError(f"no case is selected: {_hint(options, wanted)}")
+    return chosen
+
+
+def listed(options: Options) -> list[Case]:
+    """What would run on a NIC that promises order, which nobody is asked for: the backend is not loaded."""
+    return _select(registry.load(options.cases_dir), options, check(options), options.strategy)
+
+
+def plan(options: Options, lane: Lane, strategy: str) -> tuple[list[Case], list[str]]:
+    """The cases to run, variants among them, and the ids of those that this lane has no means for."""
+    cases = registry.load(options.cases_dir)
+    for c in cases:
+        unknown = [r for r in c.requires if r not in NAMES]
+        if unknown:
+            raise registry.RegistryError(f"case {c.id} requires {unknown}, which no NIC can promise")
+    chosen = _select(cases, options, lane, strategy)
     able = [c for c in chosen if c.needs <= lane.provides]
     return able, [c.id for c in chosen if not c.needs <= lane.provides]
 

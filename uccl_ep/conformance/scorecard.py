@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import files
 from .capabilities import FLAGS
 from .errors import SuiteError
 from .registry import CLAUSES
@@ -154,4 +155,4 @@ def render(result: SuiteResult) -> str:
 
 
 def write(result: SuiteResult, path: Path) -> None:
-    path.write_text(render(result), "utf-8")
+    files.write(path, render(result).encode())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`uccl-ep mutants`. Exit status: 0 all were killed, 1 not all were, 2 the run cannot be made."""
+"""`uccl-ep mutants`. Exit status: 0 all were killed, 1 not all were, 2 the run cannot be made, 130 it was
+interrupted."""
 
 from __future__ import annotations
 
@@ -36,25 +37,30 @@ def mutants(
     from rich.live import Live
     from rich.text import Text
 
+    from ..conformance import files
     from . import runner
 
     to_stdout = json is not None and str(json) == "-"
     console = Console(stderr=to_stdout, highlight=False)
     chosen = _choose(only or [])
     if list_mutants:
-        console.print(_listing(chosen))
+        for m in chosen:  # no table: a name must stand whole, however narrow the terminal, to be copied
+            console.print(Text.assemble((m.name, "bold"), f"  {m.clause}  {m.nic or 'no disturbance'}"), soft_wrap=True)
+            console.print(Text(f"    {m.what}"), soft_wrap=True)
         console.print(f"{len(chosen)} mutants")
         return
     if json is not None and not to_stdout:
         try:
-            with open(json, "ab"):  # now, and not after minutes of work
-                pass
+            files.check_writable(json)
         except OSError as error:
             _refuse(f"--json {json}: {error.strerror}; give a file that can be written")
+    reached = f"0 of {len(chosen)} mutants"
     try:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
 
             def show(stage: str, done: int, total: int, verdict: Verdict | None) -> None:
+                nonlocal reached
+                reached = f"{done} of {total} {stage}"
                 if verdict is not None:
                     live.console.print(_line(verdict), soft_wrap=True)
                 live.update(Text(f"{stage}: {done} of {total}"))
@@ -64,6 +70,9 @@ def mutants(
             result = runner.run(chosen, range(seed, seed + seeds), jobs=workers, progress=show)
     except runner.MutantsError as error:
         _refuse(str(error))
+    except KeyboardInterrupt:
+        print(f"uccl-ep mutants: interrupted after {reached}; no report is written", file=sys.stderr)
+        raise typer.Exit(130) from None
     console.print(_table(result))
     console.print(_summary(result), soft_wrap=True)
     if json is not None:
@@ -71,7 +80,7 @@ def mutants(
         if to_stdout:
             print(text)
         else:
-            json.write_text(text + "\n", "utf-8")
+            files.write(json, f"{text}\n".encode())
     if result.score < 1.0:
         raise typer.Exit(1)
 
@@ -91,17 +100,6 @@ def _choose(names: list[str]) -> list[Mutant]:
     return chosen
 
 
-def _listing(chosen: list[Mutant]) -> Table:
-    from rich.table import Table
-
-    table = Table(header_style="bold")
-    for column in ("mutant", "clause", "what it does", "on a NIC with"):
-        table.add_column(column, overflow="fold")
-    for m in chosen:
-        table.add_row(m.name, m.clause, m.what, m.nic or "no disturbance")
-    return table
-
-
 def _line(verdict: Verdict) -> str:
     from rich.markup import escape
 
@@ -117,7 +115,7 @@ def _table(result: Result) -> Table:
 
     table = Table(header_style="bold")
     for column in ("mutant", "clause", "what it does", "killed by"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in ("mutant", "clause"))
     for verdict in result.verdicts:
         m = verdict.mutant
         outcome = ", ".join(verdict.by) if verdict.killed else f"[red]{escape(verdict.why_not)}[/]"
