@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import uccl_ep
+from uccl_ep import doctor
 from uccl_ep.cli.common import json_text
 
 PROGRAM = Path(sys.executable).with_name("uccl-ep")
@@ -77,6 +78,15 @@ def test_a_backend_that_cannot_be_asked_is_a_row_and_exit_code_1(tmp_path: Path)
     answer = json.loads(done.stdout)
     assert answer["devices"] == []
     assert "broken.so" in answer["problems"][0]["problem"]
+
+
+@pytest.mark.parametrize(("effective", "level"), [("000001ffffffffff", "ok"), ("0000000000000000", "warning")])
+def test_the_limit_of_locked_memory_binds_only_who_has_no_right(
+    effective: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (8 << 20, 8 << 20))
+    monkeypatch.setattr(doctor, "_read", lambda path: f"Name:\tpython\nCapEff:\t{effective}\n")
+    assert doctor.memory_lock().level == level
 
 
 def test_doctor_needs_no_tools(tmp_path: Path) -> None:

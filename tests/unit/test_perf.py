@@ -162,6 +162,7 @@ def test_command_shows_and_writes(tmp_path: Path) -> None:
         "signal",
     ):
         assert word in done.stdout
+    assert done.stdout.count("120 instructions") == len(proxy.BUDGETED)
     document = json.loads(path.read_text())
     assert document["schema"] == "uccl_ep.perf/1"
     assert set(document["conditions"]) == set(conditions())
@@ -172,7 +173,7 @@ def test_command_shows_and_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["prxy"], 2), (["shm", "--rounds", "0"], 2), (["shm", "--json", "/nonexistent/x.json"], 2)],
+    [(["prxy"], 2), (["shm", "--rounds", "0"], 2), (["shm", "--json", "/nonexistent/x.json"], 2), (["--json", "/"], 2)],
 )
 def test_wrong_command_lines(arguments: list[str], code: int) -> None:
     done = perf(*arguments)

@@ -15,8 +15,8 @@ Say = Callable[[str], None]
 
 BUDGET_INSTRUCTIONS = 120
 BUDGET_RATE = 20e6
-# The budget is that of one operation of the NIC a command, without merging or special cases.
-BUDGETED = ("put, 1 target", "signal, 1 target")
+# The budget is for one operation of the NIC a command.
+BUDGETED = ("put, 1 target", "put, 1 target, adjacent", "signal, 1 target")
 
 # Name and options of a mix. 64 ranks, 14336 bytes a put, unless it says otherwise.
 MIXES: dict[str, dict[str, Any]] = {
