@@ -84,8 +84,16 @@ void close_channel(struct proxy *p, struct channel *c, uint64_t ticket, uint32_t
         atomic_fetch_add_explicit(&c->failures, 1, memory_order_relaxed);
     }
     publish_failed(comm, c->index);
-    __atomic_store_n(&c->counters->status, UCCL_EP_CHANNEL_CLOSED, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&comm->failure_lock);
+}
+
+/* Tell it. Whoever sees the status has to find `tail` and `failed` as they stay: what was taken before still ends well.
+ */
+void publish_closed(struct proxy *p, struct channel *c) {
+    pthread_mutex_lock(&p->comm->failure_lock);
+    if (c->counters->status == UCCL_EP_CHANNEL_OPEN)
+        __atomic_store_n(&c->counters->status, UCCL_EP_CHANNEL_CLOSED, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&p->comm->failure_lock);
 }
 
 void mark_lost(uccl_ep_comm *comm, uint32_t rank) {

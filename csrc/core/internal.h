@@ -298,6 +298,7 @@ const char *strategy_name(uint32_t strategy);
 uint32_t record_failure(uccl_ep_comm *comm, const uccl_ep_error *error);
 void close_target(struct proxy *p, uint32_t channel, uint32_t target, uint64_t ticket, uint32_t record);
 void close_channel(struct proxy *p, struct channel *c, uint64_t ticket, uint32_t record);
+void publish_closed(struct proxy *p, struct channel *c);
 void publish_failed(uccl_ep_comm *comm, uint32_t channel);
 void fill_error(const struct proxy *p, uccl_ep_error *error, int32_t status, const char *clause, uint32_t target);
 void mark_lost(uccl_ep_comm *comm, uint32_t rank);

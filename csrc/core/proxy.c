@@ -198,6 +198,7 @@ static uint32_t drain(struct proxy *p, struct channel *c) {
     c->taken = ticket + n;
     /* The slots may be written again: a release, for the reads above come before. */
     __atomic_store_n(&c->counters->tail, ticket + n, __ATOMIC_RELEASE);
+    if (UNLIKELY(c->closed)) publish_closed(p, c);
     p->stats.commands += n;
     if (FAULT(source_at_take)) p->moved = true;
     return n;
@@ -281,6 +282,7 @@ static void look_at_abandoned(struct proxy *p) {
                  "whom the channel waited, then reset",
                  c->index);
         close_channel(p, c, UCCL_EP_NO_TICKET, record_failure(p->comm, &error));
+        publish_closed(p, c);
     }
 }
 

@@ -94,6 +94,8 @@ static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, u
         if ((status = check_usable(comm)) != UCCL_EP_OK) return status;
         if (__atomic_load_n(&k->status, __ATOMIC_ACQUIRE) == UCCL_EP_CHANNEL_CLOSED &&
             (int64_t)(ticket - __atomic_load_n(&k->tail, __ATOMIC_ACQUIRE)) >= 0) {
+            /* It may be behind the one that closed the channel, or behind a hole. */
+            if (__atomic_load_n(&k->failed, __ATOMIC_ACQUIRE) <= ticket) continue;
             fail_local(UCCL_EP_E_CLOSED, "PRG-3",
                        "channel %u was closed before ticket %llu was taken: see errors(), then reset", channel_index,
                        (unsigned long long)ticket);

@@ -366,6 +366,33 @@ static void fuzz_rank(thread_rank *r, void *argument) {
     uccl_ep_comm_destroy(comm);
 }
 
+/* What was taken before the command that closed the channel ends well, and that one's wait tells of it, whenever they
+ * look. */
+static void closing_rank(thread_rank *r, void *argument) {
+    (void)argument;
+    uccl_ep_config config = base_config("lazy=1");
+    uccl_ep_comm_info info;
+    uccl_ep_comm *comm = open_comm(r, &config, &info);
+    const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
+    for (uint64_t round = test_scaled(2000); round; round--) {
+        const uccl_ep_command good = {.op = UCCL_EP_OP_PUT, .remote = 4096, .bytes = 64, .granularity = 16};
+        const uccl_ep_command bad = {.op = UCCL_EP_OP_SIGNAL, .target = 7, .add = 1};
+        uccl_ep_words words[2];
+        uint64_t last = 0;
+        OK(uccl_ep_encode(&good, &words[0]));
+        OK(uccl_ep_encode(&bad, &words[1]));
+        OK(uccl_ep_post_raw(comm, 0, words, 2, UCCL_EP_TIMEOUT_DEFAULT, &last));
+        OK(uccl_ep_wait(comm, 0, last - 1, UCCL_EP_TIMEOUT_DEFAULT));
+        EXPECT(uccl_ep_wait(comm, 0, last, UCCL_EP_TIMEOUT_DEFAULT), UCCL_EP_E_MALFORMED);
+        OK(uccl_ep_reset(comm, &bootstrap));
+        /* The wait that begins at once meets every moment of the closing. */
+        OK(uccl_ep_post_raw(comm, 0, words + 1, 1, UCCL_EP_TIMEOUT_DEFAULT, &last));
+        EXPECT(uccl_ep_wait(comm, 0, last, UCCL_EP_TIMEOUT_DEFAULT), UCCL_EP_E_MALFORMED);
+        OK(uccl_ep_reset(comm, &bootstrap));
+    }
+    uccl_ep_comm_destroy(comm);
+}
+
 static void *abort_soon(void *argument) {
     while (!test_now_ns()) sched_yield();
     uccl_ep_abort(argument, "the test says so");
@@ -453,6 +480,7 @@ int main(int argc, char **argv) {
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,room=16,seed=1");
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,any_order=1,atomic_order=0,seed=2");
     run_ranks(1, full_ring_rank, NULL);
+    run_ranks(1, closing_rank, NULL);
     run_ranks(1, abort_rank, NULL);
     run_ranks(1, refusals_rank, NULL);
     run_ranks(3, disagree_rank, NULL);
