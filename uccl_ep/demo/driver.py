@@ -272,8 +272,11 @@ def _run_ranks(options: Options, document: str, progress: Callable[[int, int], N
 
 @contextlib.contextmanager
 def _without_interrupt() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal. A rank inherits that it is blocked, and is ended by the parent, which
-    gets its own one at the end of this."""
+    """Ctrl-C goes to all processes of a terminal. A rank inherits that it is blocked, and is ended by the parent.
+
+    The parent itself may still be interrupted meanwhile, through another thread: a rank that it then does not know
+    finds its standard input empty.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -113,7 +113,10 @@ def run(options: dict[str, Any], bootstrap: LocalBootstrap) -> dict[str, Any]:
 
 def main() -> int:
     bootstrap = LocalBootstrap.inherited()
-    options = json.load(sys.stdin)
+    document = sys.stdin.read()
+    if not document:
+        return 1  # the parent was interrupted while it started this process
+    options = json.loads(document)
     try:
         say(result=run(options, bootstrap))
         return 0
