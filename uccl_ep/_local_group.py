@@ -256,6 +256,8 @@ class LocalGroup:
         """In a forked child: without this it would keep the other ranks' ends open, and their deaths unseen."""
         self._pid = os.getpid()
         self._closed = True
+        # The coordinator's thread may have held it at the moment of the fork, and does not exist here.
+        self._lock = threading.Lock()
         with contextlib.suppress(OSError):
             # The epoll descriptor is shared with the parent: closing it is fine, unregistering from it would not be.
             os.close(self._selector.fileno())

@@ -103,7 +103,14 @@ class Footprint:
         self.files = open_files()
         self.threads = set(os.listdir("/proc/self/task"))
 
-    def leaks(self) -> list[str]:
+    def leaks(self, seconds: float = 10.0) -> list[str]:
+        """What has not gone after a while: a joined thread is listed until the kernel has taken it away."""
+        end = time.monotonic() + seconds
+        while (left := self._left()) and time.monotonic() < end:
+            time.sleep(0.01)
+        return left
+
+    def _left(self) -> list[str]:
         gc.collect()
         left = [f"descriptor {n}: {what}" for n, what in open_files().items() if self.files.get(n) != what]
         left += [f"thread {n}" for n in set(os.listdir("/proc/self/task")) - self.threads]

@@ -283,3 +283,23 @@ def test_mpi_alone() -> None:
     end = MpiBootstrap()
     assert end.allgather(b"abc", 10) == [b"abc"] * end.size
     end.barrier(10)
+
+
+def test_a_rank_forked_while_the_coordinator_is_busy() -> None:
+    """The coordinator holds its lock at the moment of the fork: the child must not wait for a thread it has not."""
+    with LocalGroup(2) as group:
+        mine, theirs = group.endpoint(1), group.endpoint(0)
+        group._lock.acquire()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                theirs.barrier(20.0)
+                theirs.barrier(20.0)
+                status = 0
+            finally:
+                os._exit(status)
+        group._lock.release()
+        mine.barrier(20.0)
+        mine.barrier(20.0)
+        assert os.waitpid(pid, 0)[1] == 0
