@@ -196,7 +196,7 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
     for (uint32_t target = 0; target < comm->size; target++) {
         struct peer *q = &p->peers[target];
         q->open = UINT64_MAX;
-        q->seq_issued = q->seq_completed = FIRST_SEQUENCE;
+        q->seq_issued = q->seq_completed = (uint32_t)config->first_sequence;
     }
     for (uint32_t i = 0; i < p->channels; i++) {
         struct channel *c = &p->channel[i];
@@ -332,7 +332,7 @@ uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bo
             if (status != UCCL_EP_OK) last_error_slot()->peer = k / proxies;
             waiting[k] = false, left--;
         }
-        if (left == before) backoff_pause(&b);
+        if (left == before) backoff_pause(comm, &b);
     }
     free(waiting);
     return status;
@@ -535,6 +535,7 @@ static uccl_ep_status join(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstra
 }
 
 uccl_ep_status start_proxies(uccl_ep_comm *comm) {
+    comm->running = true;
     if (comm->config.progress == UCCL_EP_PROGRESS_CALLER) return UCCL_EP_OK;
     for (uint32_t i = 0; i < comm->config.proxies; i++) {
         struct proxy *p = &comm->proxies[i];
@@ -549,6 +550,7 @@ uccl_ep_status start_proxies(uccl_ep_comm *comm) {
 }
 
 void stop_proxies(uccl_ep_comm *comm) {
+    comm->running = false;
     if (!comm->proxies) return;
     for (uint32_t i = 0; i < comm->config.proxies; i++)
         atomic_store_explicit(&comm->proxies[i].stop, true, memory_order_release);

@@ -110,6 +110,7 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     DEFAULT(bootstrap_timeout_ns, DEFAULT_BOOTSTRAP_TIMEOUT_NS);
     DEFAULT(spin, DEFAULT_SPIN);
     DEFAULT(idle_sleep_ns, DEFAULT_IDLE_SLEEP_NS);
+    DEFAULT(first_sequence, FIRST_SEQUENCE);
     if (c->granularity != UCCL_EP_GRANULARITY_COARSE && c->granularity != UCCL_EP_GRANULARITY_FINE)
         return fail_local(UCCL_EP_E_INVALID, "PUT-4", "granularity %u: 16 and 4 are possible", c->granularity);
     if (!c->heap_bytes || (c->heap_bytes > UCCL_EP_MAX_HEAP_BYTES(c->granularity) && !FAULT(heap_limit_unchecked)))
@@ -130,10 +131,12 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
                           MAX_CHANNELS_PER_PROXY);
     if (c->heap_kind > UCCL_EP_MEMORY_ROCM || (c->heap_kind != UCCL_EP_MEMORY_HOST && !c->heap))
         return fail_local(UCCL_EP_E_INVALID, "MEM-1", "a device heap must be given by the caller, with its kind");
-    if (c->strategy > UCCL_EP_STRATEGY_SENDER_HOLD)
+    if (c->strategy > UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
         return fail_local(UCCL_EP_E_INVALID, "", "strategy %u is unknown", c->strategy);
     if (c->progress > UCCL_EP_PROGRESS_CALLER)
         return fail_local(UCCL_EP_E_INVALID, "", "progress mode %u is unknown", c->progress);
+    if (c->idle && c->progress != UCCL_EP_PROGRESS_CALLER)
+        return fail_local(UCCL_EP_E_INVALID, "", "idle is for progress by the caller");
     if (c->first_ticket > INT64_MAX) return fail_local(UCCL_EP_E_RANGE, "", "first_ticket may be 2^63 - 1 at most");
     if (c->cpus) {
         const uccl_ep_status status = check_cpus(c);

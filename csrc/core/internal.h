@@ -49,7 +49,7 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define MAX_RECORDS 256u
 #define BATCH_OPERATIONS 256u              /* of one submit */
 #define TAKE_COMMANDS 256u                 /* from one ring in one pass */
-#define FIRST_SEQUENCE (UINT32_MAX - 100u) /* of operations to a peer: every run meets the wrap (LIM-1) */
+#define FIRST_SEQUENCE (UINT32_MAX - 100u) /* default of first_sequence: every run meets the wrap (LIM-1) */
 #define TRACE_ENTRIES 1024u
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
 #define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */
@@ -220,6 +220,7 @@ typedef struct uccl_ep_comm {
     struct channel **channel_of;     /* [channels] */
     uccl_ep_ring_counters *counters; /* [channels], those of one proxy side by side */
     struct proxy *proxies;
+    bool running; /* proxies pass: not before the end of create, and not within a reset */
     _Atomic bool aborted;
     char abort_reason[160];
     /* failures: off the hot path, so a lock */
@@ -346,7 +347,7 @@ typedef struct backoff {
     uint32_t turns;
 } backoff;
 void backoff_wait(uccl_ep_comm *comm, backoff *b);
-void backoff_pause(backoff *b);
+void backoff_pause(uccl_ep_comm *comm, backoff *b);
 uint64_t deadline_of(const uccl_ep_comm *comm, uint64_t timeout_ns);
 uint64_t comm_now(const uccl_ep_comm *comm);
 

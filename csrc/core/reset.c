@@ -25,7 +25,7 @@ static uccl_ep_status finish(uccl_ep_comm *comm) {
         if (atomic_load(&comm->aborted)) return check_usable(comm);
         if (comm_now(comm) >= deadline)
             return fail_local(UCCL_EP_E_DEADLINE, "ERR-6", "what was posted before the reset did not end in time");
-        backoff_pause(&b);
+        backoff_pause(comm, &b);
     }
 }
 
@@ -63,7 +63,7 @@ static uccl_ep_status disconnect_pair(uccl_ep_comm *comm, uint32_t target) {
                                   host_fail_text());
             if (comm_now(comm) >= deadline)
                 return fail_local(UCCL_EP_E_DEADLINE, "ERR-6", "the NIC did not let go of rank %u", target);
-            backoff_pause(&b);
+            backoff_pause(comm, &b);
         }
     }
     return UCCL_EP_OK;

@@ -19,17 +19,22 @@ uint64_t comm_now(const uccl_ep_comm *comm) {
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* One turn of waiting: short while it may be soon, and cheap for the others on the machine when it is not. */
+/* One turn of waiting for a proxy. */
 void backoff_wait(uccl_ep_comm *comm, backoff *b) {
-    if (comm->config.progress == UCCL_EP_PROGRESS_CALLER) {
+    if (comm->config.progress == UCCL_EP_PROGRESS_CALLER && !comm->config.idle) {
         for (uint32_t i = 0; i < comm->config.proxies; i++) proxy_pass(&comm->proxies[i]);
         if (++b->turns > WAIT_YIELDS) sched_yield();
         return;
     }
-    backoff_pause(b);
+    backoff_pause(comm, b);
 }
 
-void backoff_pause(backoff *b) {
+/* One turn of waiting: short while it may be soon, and cheap for the others on the machine when it is not. */
+void backoff_pause(uccl_ep_comm *comm, backoff *b) {
+    if (comm->config.idle) {
+        comm->config.idle(comm->config.idle_context);
+        return;
+    }
     b->turns++;
     if (b->turns < WAIT_SPINS) {
         cpu_relax();
@@ -232,6 +237,19 @@ uccl_ep_status uccl_ep_progress(uccl_ep_comm *comm, uint32_t *worked) {
         return fail_local(UCCL_EP_E_INVALID, "PRG-1", "the communicator has threads of its own: progress is theirs");
     uint32_t any = 0;
     for (uint32_t i = 0; i < comm->config.proxies; i++) any |= proxy_pass(&comm->proxies[i]);
+    if (worked) *worked = any;
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status uccl_ep_progress_proxy(uccl_ep_comm *comm, uint32_t proxy, uint32_t *worked) {
+    if (worked) *worked = 0;
+    const uccl_ep_status status = check_usable(comm);
+    if (status != UCCL_EP_OK) return status;
+    if (comm->config.progress != UCCL_EP_PROGRESS_CALLER || proxy >= comm->config.proxies)
+        return fail_local(UCCL_EP_E_INVALID, "PRG-1", "proxy %u of %u, and progress must be the caller's", proxy,
+                          comm->config.proxies);
+    if (!comm->running) return UCCL_EP_OK;
+    const uint32_t any = proxy_pass(&comm->proxies[proxy]);
     if (worked) *worked = any;
     return UCCL_EP_OK;
 }

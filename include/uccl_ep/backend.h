@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * backend.h: what a NIC vendor fills in. ABI 1.0, pure C.
+ * backend.h: what a NIC vendor fills in. ABI 1.1, pure C.
  *
  * Purpose. A backend is encoding, queue management and polling of one kind of NIC, and nothing else: ordering of
  * signals, flow control, batching, deadlines, errors and retries are the core's. It is a shared library that exports
@@ -39,7 +39,9 @@ extern "C" {
 #endif
 
 #define UCCL_EP_BACKEND_ABI_MAJOR 1u
-#define UCCL_EP_BACKEND_ABI_MINOR 0u
+/* 1.1 added the promises from READ_FLUSHES on, OPERATION_VISIBLE, caps.adding_nics and
+ * endpoint_config.receives_peer. */
+#define UCCL_EP_BACKEND_ABI_MINOR 1u
 #define UCCL_EP_BACKEND_ENTRY "uccl_ep_backend_entry"
 
 /* Opaque to the core. */
@@ -96,7 +98,18 @@ typedef enum uccl_ep_completion_level {
 #define UCCL_EP_CAP_DEFERRED_DOORBELL (1ull << 15) /* after MORE the doorbell may wait for the next submit or poll */
 #define UCCL_EP_CAP_PEER_EVENTS (1ull << 16)       /* events() reports peers that died, without traffic to them */
 #define UCCL_EP_CAP_SIGNALS_STRICT (1ull << 17)    /* words and payload: one device's memory, strictly in order */
-#define UCCL_EP_CAP_FENCE_DELIVERED (1ull << 18)   /* FENCE waits for delivered writes, cancels behind a failure */
+/* FENCE holds an operation back until every earlier write to the peer is visible; behind one that failed, it and every
+ * fenced one after it fail too, until disconnect (ERR-3). The verbs fence, which waits for reads and atomics only, is
+ * not this. */
+#define UCCL_EP_CAP_FENCE_DELIVERED (1ull << 18)
+/* READ exists, and once it is complete all that the endpoint submitted to the peer before it is visible there. Needs
+ * COMPLETES_IN_ORDER. */
+#define UCCL_EP_CAP_READ_FLUSHES (1ull << 19)
+/* OPERATION_VISIBLE raises the completion of that operation to COMPLETION_VISIBLE. */
+#define UCCL_EP_CAP_VISIBLE_ON_REQUEST (1ull << 20)
+/* Once an immediate is received, the bytes of its own write are visible to the registered readers. Without it the
+ * target calls flush_local() first. */
+#define UCCL_EP_CAP_IMM_VISIBLE (1ull << 21)
 
 typedef struct uccl_ep_caps {
     uint32_t size;
@@ -114,7 +127,8 @@ typedef struct uccl_ep_caps {
     uint32_t write_alignment;   /* of offsets and length; 0: 1 */
     uint32_t immediate_bits;    /* 0: no immediates */
     uint32_t responder_atomics; /* adds that the target's NIC takes at a time, all queues; 0: no limit known */
-    uint32_t reserved;
+    uint32_t adding_nics;       /* NICs behind this device whose adds are not atomic against each other: endpoint i of
+                                 * any rank adds at its peers through the i-th of them, modulo this; 0: 1 */
 } uccl_ep_caps;
 
 /* One NIC as `query` lists it. */
@@ -137,7 +151,7 @@ typedef struct uccl_ep_device_info {
 typedef enum uccl_ep_region {
     UCCL_EP_REGION_HEAP = 0,    /* sources and targets of puts */
     UCCL_EP_REGION_SIGNALS = 1, /* 64-bit words; written by ADD64 and, where a strategy says so, by writes */
-    UCCL_EP_REGION_MAILBOX = 2, /* the core's own records */
+    UCCL_EP_REGION_MAILBOX = 2, /* the core's own records, host memory; registered where a strategy needs them */
     UCCL_EP_REGIONS = 3
 } uccl_ep_region;
 
@@ -181,6 +195,7 @@ typedef enum uccl_ep_operation_kind {
 
 #define UCCL_EP_OPERATION_SIGNALLED (1u << 0) /* give a completion record */
 #define UCCL_EP_OPERATION_FENCE (1u << 1)     /* see UCCL_EP_CAP_FENCE_DELIVERED */
+#define UCCL_EP_OPERATION_VISIBLE (1u << 2)   /* see UCCL_EP_CAP_VISIBLE_ON_REQUEST */
 
 typedef struct uccl_ep_operation {
     uint8_t kind;          /* uccl_ep_operation_kind */
@@ -229,7 +244,8 @@ typedef struct uccl_ep_endpoint_config {
     uint32_t inflight_peer;          /* operations that the core keeps outstanding at most: to one peer */
     uint32_t inflight;               /* and in all */
     uint32_t max_message_bytes_used; /* longest operation that the core will submit; 0: 2^31 */
-    uint32_t reserved;
+    uint32_t receives_peer;          /* immediates that each peer has outstanding towards this endpoint at most: where
+                                      * one takes a receive (IMM_NEEDS_RECEIVE), so many are ready from connect on */
 } uccl_ep_endpoint_config;
 
 /* -------------------------------------------------------------------------------------------------------- the table */

@@ -96,14 +96,19 @@ typedef struct uccl_ep_bootstrap {
 /* ------------------------------------------------------------------------------------------------- the communicator */
 
 typedef enum uccl_ep_strategy {
-    UCCL_EP_STRATEGY_AUTO = 0,           /* the best one that all ranks' NICs promise */
-    UCCL_EP_STRATEGY_ORDERED_ATOMIC = 1, /* an add behind the puts on the same queue */
-    UCCL_EP_STRATEGY_SENDER_HOLD = 2     /* an add once the earlier puts are complete */
+    UCCL_EP_STRATEGY_AUTO = 0,                /* the best one that all ranks' NICs promise */
+    UCCL_EP_STRATEGY_ORDERED_ATOMIC = 1,      /* an add behind the puts on the same queue */
+    UCCL_EP_STRATEGY_SENDER_HOLD = 2,         /* an add once the earlier puts are visible */
+    UCCL_EP_STRATEGY_FENCED_ATOMIC = 3,       /* an add that the NIC holds back until they are */
+    UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE = 4, /* writes are numbered; the target's proxy adds behind a gapless prefix */
+    UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX = 5, /* as SENDER_HOLD, and the target's proxy adds: any NIC can do this */
+    UCCL_EP_STRATEGY_SENDER_HOLD_SUM = 6      /* as SENDER_HOLD, and a write of the sum: words of one writer only */
 } uccl_ep_strategy;
 
 typedef enum uccl_ep_progress_mode {
     UCCL_EP_PROGRESS_THREADS = 0, /* the library's own proxy threads */
-    UCCL_EP_PROGRESS_CALLER = 1   /* nothing moves but inside uccl_ep_progress and waits: simulators, debuggers */
+    UCCL_EP_PROGRESS_CALLER = 1   /* nothing moves but inside uccl_ep_progress and waits, or, with `idle`, inside
+                                   * uccl_ep_progress_proxy alone: simulators, debuggers */
 } uccl_ep_progress_mode;
 
 /* Zero is the default of every field, given in brackets. */
@@ -141,12 +146,19 @@ typedef struct uccl_ep_config {
     void *log_context;
     const char *refusal;    /* this rank cannot take part, and why: create fails on all ranks with this text [none] */
     int32_t refusal_status; /* as which error [E_INVALID] */
+    /* PROGRESS_CALLER: every turn of every wait is a call of this, and waits move nothing themselves [none] */
+    void (*idle)(void *context);
+    void *idle_context;
+    /* Of the operations to each peer, 64 bits; the default lies just below 2^32. Tests start near another wrap. */
+    uint64_t first_sequence;
 } uccl_ep_config;
 
 #define UCCL_EP_CONFIG_HUGE_PAGES_ON (1u << 0) /* or fail [where the machine has them to spare] */
 #define UCCL_EP_CONFIG_HUGE_PAGES_OFF (1u << 1)
 #define UCCL_EP_CONFIG_LOCK_MEMORY (1u << 2) /* keep the heap resident, or fail */
 #define UCCL_EP_CONFIG_NO_MERGE (1u << 3)    /* never join adjacent puts into one operation */
+/* Every signal word has one rank that adds to it (any of its channels): what SENDER_HOLD_SUM needs. */
+#define UCCL_EP_CONFIG_SINGLE_WRITER (1u << 4)
 
 /* Collective. On an error *comm is NULL and nothing remains; a rank's failure fails all of them, each told which rank
  * and why. */
@@ -167,11 +179,13 @@ typedef struct uccl_ep_comm_info {
     uint32_t backend_abi; /* major << 16 | minor that the backend needs */
     uint64_t heap_bytes;
     void *heap;                   /* CPU pointer, or device pointer */
-    const uint64_t *signal_words; /* of bank 0; read with acquire */
+    const uint64_t *signal_words; /* see signal_banks; read with acquire */
     char backend[64], backend_version[64];
     char strategy_reason[256];  /* why this one */
     char library[256];          /* path of the backend */
     uccl_ep_device_info device; /* with the promises of the opened device */
+    uint32_t signal_banks;      /* signal_words is [signal_banks][signals]: a signal's value is the sum over them */
+    uint32_t window;            /* strategies with a mailbox: operations outstanding to a peer at most; others: 0 */
 } uccl_ep_comm_info;
 UCCL_EP_API uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info);
 
@@ -220,6 +234,9 @@ UCCL_EP_API uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot
 UCCL_EP_API uccl_ep_status uccl_ep_read_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t *value);
 /* UCCL_EP_PROGRESS_CALLER: one pass of every proxy. *worked: not zero if something moved. */
 UCCL_EP_API uccl_ep_status uccl_ep_progress(uccl_ep_comm *comm, uint32_t *worked);
+/* UCCL_EP_PROGRESS_CALLER: one pass of one proxy. Nothing while a reset holds the proxies still. One thread at a time,
+ * and not while another call of the communicator runs outside `idle`. */
+UCCL_EP_API uccl_ep_status uccl_ep_progress_proxy(uccl_ep_comm *comm, uint32_t proxy, uint32_t *worked);
 
 /* --------------------------------------------------------------------------------------------------------- failures */
 
@@ -260,7 +277,10 @@ typedef struct uccl_ep_proxy_stats {
     uint64_t longest_gap_ns; /* between two passes: a descheduled or blocked proxy */
     uint64_t inflight_peak;  /* operations */
     uint64_t inflight_bytes_peak;
-    uint64_t cpu; /* that it ran on last */
+    uint64_t cpu;     /* that it ran on last */
+    uint64_t applied; /* signals that this proxy added for others: strategies with a mailbox */
+    uint64_t returns; /* return words written to sources */
+    uint64_t flushes; /* reads, or local flushes, that made bytes visible (MEM-3) */
 } uccl_ep_proxy_stats;
 
 UCCL_EP_API uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel, uccl_ep_channel_stats *stats);
