@@ -10,7 +10,7 @@ import numpy as np
 
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
-from uccl_ep.errors import CommandError
+from uccl_ep.errors import CommandError, UcclEpError
 
 from ._tools import SIGNAL, Layout, commands, message, neighbours, put_command
 
@@ -43,23 +43,31 @@ def handed_to_another_thread(ctx: Context) -> None:
     n, size = 250, 512
     handed: queue.SimpleQueue[int] = queue.SimpleQueue()
 
+    freed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the thread has ended
+
     def post() -> None:
         ch = b.channel()
-        for _ in range(n):
-            k = handed.get(timeout=ctx.timeout)
-            ch.put_signal(to, layout.source(to) + k % 64 * size, layout.landing(ctx.rank) + k % 64 * size, size, 1)
-            if k % 64 == 63:
-                # The source is stored again by the other thread after this.
-                ch.quiet()
-                freed.put(k)
+        k = 0
+        try:
+            for _ in range(n):
+                k = handed.get(timeout=ctx.timeout)
+                ch.put_signal(to, layout.source(to) + k % 64 * size, layout.landing(ctx.rank) + k % 64 * size, size, 1)
+                if k % 64 == 63:
+                    # The source is stored again by the other thread after this.
+                    ch.quiet()
+                    freed.put(True)
+        except UcclEpError as error:
+            ctx.fail("PUB-1", "a command that another thread handed over could not be posted", k=k, error=str(error))
+        finally:
+            freed.put(False)  # nothing more comes: who waits finds out why by joining
 
-    freed: queue.SimpleQueue[int] = queue.SimpleQueue()
     task = ctx.spawn(post)
     for k in range(n):
         b.place(layout.source(to) + k % 64 * size, message(ctx, size, ctx.rank, to, k))
         handed.put(k)
         if k % 64 == 63:
-            freed.get(timeout=ctx.timeout)
+            if not freed.get(timeout=2 * ctx.timeout):
+                task.join()
             # Both sides have finished this lap of landing slots before they are written again (PUT-7).
             b.wait_signal(1, k + 1)
             ctx.barrier()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from uccl_ep.conformance.context import Context
@@ -136,6 +138,16 @@ def wide(ctx: Context) -> None:
     ctx.barrier()
 
 
+def _first_act(ctx: Context, repeat: int) -> None:
+    b = ctx.open(settle=False)
+    for peer in ctx.others:
+        b.channel().signal(peer, 0)
+        b.expect_signal(0)
+    b.wait_signal(0, ctx.size - 1)
+    ctx.check_equal(b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat)
+    ctx.close(b)
+
+
 @case("sig1.first_act", clauses=("SIG-1", "SIG-4"), ranks=(4,), needs=("processes",), timeout=40)
 def first_act(ctx: Context) -> None:
     """A signal that a quick peer sends as its first act is not wiped by a slower one's start."""
@@ -143,30 +155,14 @@ def first_act(ctx: Context) -> None:
         if ctx.rank == 3 and repeat % 4 == 1:
             # In the middle of the others' construction, long enough that they are done first where that can be.
             ctx.spawn(lambda: ctx.stop(3, 0.15))
-        b = ctx.open(settle=False)
-        for peer in ctx.others:
-            b.channel().signal(peer, 0)
-            b.expect_signal(0)
-        b.wait_signal(0, ctx.size - 1)
-        ctx.check_equal(
-            b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat
-        )
-        ctx.close(b)
+        _first_act(ctx, repeat)
 
 
 @case("sig1.first_act_often", clauses=("SIG-1", "SIG-4"), ranks=(4,), level="full", timeout=120)
 def first_act_often(ctx: Context) -> None:
     """The same, a hundred times without a pause."""
     for repeat in range(100):
-        b = ctx.open(settle=False)
-        for peer in ctx.others:
-            b.channel().signal(peer, 0)
-            b.expect_signal(0)
-        b.wait_signal(0, ctx.size - 1)
-        ctx.check_equal(
-            b.comm.read_signal(0), ctx.size - 1, "SIG-1", "an early signal is lost or doubled", repeat=repeat
-        )
-        ctx.close(b)
+        _first_act(ctx, repeat)
 
 
 @case("sig2.sizes", clauses=("SIG-2", "SIG-1"), comm={"heap_bytes": 4 << 20}, weak=True)
@@ -243,26 +239,33 @@ def chunks(ctx: Context) -> None:
     b.expect_signal(6, n)
 
 
-@case("sig2.large_then_signal", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 26 << 20}, weak=True)
-def large_then_signal(ctx: Context) -> None:
-    """A signal right behind 4 MiB, then 12 MiB, does not overtake their last byte."""
+def _large(ctx: Context, clause: str, what: str, lengths: Sequence[int], *, fused: bool) -> None:
     b = ctx.bench
     to, source = neighbours(ctx)
     half = b.heap.size // 2
-    for r, n in enumerate((4 << 20, 12 << 20, 4 << 20, 12 << 20)):
+    for r, n in enumerate(lengths):
         b.place(0, message(ctx, n, ctx.rank, to, r))
         want = message(ctx, n, source, ctx.rank, r)
         ctx.barrier()
-        b.channel().put(to, 0, half, n)
-        b.channel().signal(to, 0)
+        if fused:
+            b.channel().put_signal(to, 0, half, n, 0)
+        else:
+            b.channel().put(to, 0, half, n)
+            b.channel().signal(to, 0)
         b.wait_signal(0, r + 1)
         # The end first: it is the last to arrive.
-        b.compare(half + n - 65536, want[-65536:], "SIG-2", "a signal overtook the end of a large put", round=r)
-        b.compare(half, want, "SIG-2", "a signal overtook a part of a large put", round=r)
+        b.compare(half + n - 65536, want[-65536:], clause, f"{what} overtook the end of its put", round=r)
+        b.compare(half, want, clause, f"{what} overtook a part of its put", round=r)
         b.expect(half, want)
         b.expect_signal(0)
         b.quiet(0)
         ctx.barrier()
+
+
+@case("sig2.large_then_signal", clauses=("SIG-2", "SIG-1"), ranks=(2,), comm={"heap_bytes": 26 << 20}, weak=True)
+def large_then_signal(ctx: Context) -> None:
+    """A signal right behind 4 MiB, then 12 MiB, does not overtake their last byte."""
+    _large(ctx, "SIG-2", "a signal", (4 << 20, 12 << 20, 4 << 20, 12 << 20), fused=False)
 
 
 @case(
@@ -336,23 +339,7 @@ def seen_at_once(ctx: Context) -> None:
 @case("sig3.large", clauses=("SIG-3", "SIG-1"), ranks=(2,), comm={"heap_bytes": 10 << 20}, weak=True)
 def large(ctx: Context) -> None:
     """The signal of a put_signal of 4 MiB does not overtake its end."""
-    b = ctx.bench
-    to, source = neighbours(ctx)
-    n, half = 4 << 20, b.heap.size // 2
-    for r in range(5):
-        b.place(0, message(ctx, n, ctx.rank, to, r))
-        want = message(ctx, n, source, ctx.rank, r)
-        ctx.barrier()
-        b.channel().put_signal(to, 0, half, n, 0)
-        b.wait_signal(0, r + 1)
-        b.compare(
-            half + n - 65536, want[-65536:], "SIG-3", "the signal of a put_signal overtook the end of its put", round=r
-        )
-        b.compare(half, want, "SIG-3", "the signal of a put_signal overtook a part of its put", round=r)
-        b.expect(half, want)
-        b.expect_signal(0)
-        b.quiet(0)
-        ctx.barrier()
+    _large(ctx, "SIG-3", "the signal of a put_signal", (4 << 20,) * 5, fused=True)
 
 
 @case("sig3.own_bytes", clauses=("SIG-3", "SIG-1"), comm={"heap_bytes": 4 << 20}, weak=True)
