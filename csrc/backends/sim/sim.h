@@ -133,6 +133,11 @@ typedef struct uccl_ep_sim {
     const uccl_ep_sim_choice *(*choices)(const uccl_ep_sim_world *world, uint32_t *n);
     /* The last trace_lines events, oldest first, as text; returns the bytes needed. */
     uint32_t (*trace)(const uccl_ep_sim_world *world, char *text, uint32_t bytes);
+
+    /* Any thread: how many threads have called enter() and not yet leave(), those that wait for the baton among them.
+     * Who starts a thread goes on once it is counted; otherwise the order of fibers, and with it the run, would hang on
+     * the machine's scheduler. */
+    uint32_t (*fibers)(const uccl_ep_sim_world *world);
 } uccl_ep_sim;
 
 const uccl_ep_sim *uccl_ep_sim_entry(void);
