@@ -6,7 +6,8 @@ PYTHON ?= python3
 VENV ?= .venv
 RANKS ?= 4
 export PYTHON VENV
-BIN := $(abspath $(VENV))/bin
+# Functions of make take a space for a separator, and the checkout's path may have some: of it no list is made.
+BIN := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))/bin
 # Inside the environment: who removes it removes what is known of it.
 STAMPS := $(VENV)/stamps
 export PATH := $(BIN):$(PATH)
@@ -53,18 +54,18 @@ $(STAMPS)/setup-test: $(SETUP_INPUTS)
 
 $(STAMPS)/build: $(STAMPS)/setup-run $(BUILD_INPUTS)
 	@rm -rf dist
-	$(BIN)/python -m pip wheel -q --no-deps -w dist .
-	$(BIN)/python -m pip install -q --upgrade-strategy only-if-needed dist/*.whl
-	$(BIN)/python -m pip install -q --no-deps --force-reinstall dist/*.whl
+	"$(BIN)/python" -m pip wheel -q --no-deps -w dist .
+	"$(BIN)/python" -m pip install -q --upgrade-strategy only-if-needed dist/*.whl
+	"$(BIN)/python" -m pip install -q --no-deps --force-reinstall dist/*.whl
 	@touch $@
 
 $(STAMPS)/test-tools: $(STAMPS)/build
-	$(BIN)/python -m pip install -q "$$(echo dist/*.whl)[test]"
+	"$(BIN)/python" -m pip install -q "$$(echo dist/*.whl)[test]"
 	@touch $@
 
 # Python files are then used from the checkout; after a change in C or in a header, run it again.
 develop: $(STAMPS)/setup-run
-	$(BIN)/python -m pip install -q -e '.[test]'
+	"$(BIN)/python" -m pip install -q -e '.[test]'
 	@rm -f $(STAMPS)/build $(STAMPS)/test-tools
 
 clean:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,41 @@ def test_help_lists_what_is_there() -> None:
     said = uccl_ep_command("--help").stdout
     for name in ("backends", "devices", "doctor"):
         assert name in said
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+import uccl_ep.cli
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+uccl_ep.cli.main()
+"""
+
+
+def interrupted_at(module: str, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Ctrl-C in the moment in which `module` begins to load."""
+    code = f"import signal; {before}\nMODULE = {module!r}\n{INTERRUPTED_AT}"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("module", ["typer", "uccl_ep.errors", "uccl_ep.cli.app", "uccl_ep.cli.inventory"])
+def test_ctrl_c_while_it_loads_ends_it_quietly(module: str) -> None:
+    done = interrupted_at(module, "backends")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("module", ["uccl_ep.perf.cli", "uccl_ep.perf.bench"])
+def test_ctrl_c_while_a_command_loads_is_no_traceback(module: str) -> None:
+    done = interrupted_at(module, "perf", "--help" if module.endswith("cli") else "proxy")
+    assert done.returncode in (1, 130)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    done = interrupted_at("typer", "--version", before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    assert (done.returncode, done.stdout) == (0, f"uccl-ep {uccl_ep.__version__}\n")

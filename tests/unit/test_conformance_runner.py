@@ -460,7 +460,9 @@ def test_waivers(tmp_path: Path) -> None:
     found = {c["id"]: c["status"] for c in report["cases"]}
     assert (found["put1.bad"], found["err1.crash"]) == ("waived", "crash")
     assert status == 1
-    assert "nobody" in said
+    assert "waiver for nobody (ann) matched no failure" in said
+    assert f"waiver: expired on {yesterday} and counts for nothing: ann, https://example.org/1" in said
+    assert f"waiver for err1.* (ann) expired on {yesterday}\n" in said
     bad = next(c for c in report["cases"] if c["id"] == "put1.bad")
     assert bad["detail"]["waived_status"] == "fail"
     assert bad["detail"]["waiver"]["owner"] == "ann"

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from .. import errors
+from ..conformance import files
 
 
 def pick(value: str, valid: Iterable[str], option: str) -> str:
@@ -23,11 +24,19 @@ def pick(value: str, valid: Iterable[str], option: str) -> str:
 
 
 def writable(path: Path, option: str) -> None:
-    """Exit code 2 now, rather than an error after all the work. What is in the file stays until it is written."""
+    """Exit code 2 now, rather than an error after all the work. Changes nothing."""
     try:
-        path.open("ab").close()
+        files.check_writable(path)
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=option) from None
+
+
+def write_report(path: Path, text: str) -> None:
+    """Whole or not at all; `-` is the standard output."""
+    if str(path) == "-":
+        print(text)
+    else:
+        files.write(path, f"{text}\n".encode())
 
 
 def json_text(schema: str, **content: Any) -> str:

@@ -261,7 +261,9 @@ def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult
                 if waiver.covers(case.id):
                     used.add(waiver)
                     if waiver.expiry < today:
-                        outcome.detail["waiver"] = f"expired on {waiver.expiry}: {waiver.owner}, {waiver.link}"
+                        outcome.detail["waiver"] = (
+                            f"expired on {waiver.expiry} and counts for nothing: {waiver.owner}, {waiver.link}"
+                        )
                     else:
                         outcome.detail["waived_status"], outcome.status = outcome.status, "waived"
                         outcome.detail["waiver"] = waiver.as_dict()
@@ -272,7 +274,11 @@ def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult
         if outcome.bad and options.stop_at_failure:
             result.partial = True
             break
-    result.notes.extend(f"waiver for {w.case} ({w.owner}) matched no failure" for w in known if w not in used)
+    for waiver in known:
+        ends = [f"expired on {waiver.expiry}"] if waiver.expiry < today else []
+        ends += ["matched no failure"] if waiver not in used else []
+        if ends:
+            result.notes.append(f"waiver for {waiver.case} ({waiver.owner}) {' and '.join(ends)}")
     result.seconds = time.monotonic() - began
     return result
 

@@ -63,6 +63,8 @@ def read(path: Path) -> list[Waiver]:
         raise SuiteError(f"waivers {path}: it holds [[waiver]] tables and nothing else")
     waivers = []
     for i, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise SuiteError(f"waivers {path}, number {i}: it is not a [[waiver]] table")
         missing = [f for f in _FIELDS if not entry.get(f)]
         extra = sorted(set(entry) - set(_FIELDS))
         if missing or extra:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..cli.common import json_text, writable
+from ..cli.common import json_text, writable, write_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,11 +70,7 @@ def demo(
         raise typer.Exit(130) from None
     show(console, result)
     if json is not None:
-        text = json_text("uccl_ep.demo/1", **result.as_dict())
-        if to_stdout:
-            print(text)
-        else:
-            json.write_text(text + "\n", "utf-8")
+        write_report(json, json_text("uccl_ep.demo/1", **result.as_dict()))
     if not result.exact:
         raise typer.Exit(1)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ..cli.common import writable, write_report
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -37,7 +39,6 @@ def mutants(
     from rich.live import Live
     from rich.text import Text
 
-    from ..conformance import files
     from . import runner
 
     to_stdout = json is not None and str(json) == "-"
@@ -50,10 +51,7 @@ def mutants(
         console.print(f"{len(chosen)} mutants")
         return
     if json is not None and not to_stdout:
-        try:
-            files.check_writable(json)
-        except OSError as error:
-            _refuse(f"--json {json}: {error.strerror}; give a file that can be written")
+        writable(json, "--json")
     reached = f"0 of {len(chosen)} mutants"
     try:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
@@ -77,10 +75,7 @@ def mutants(
     console.print(_summary(result), soft_wrap=True)
     if json is not None:
         text = json_module.dumps(result.as_dict(), indent=2)
-        if to_stdout:
-            print(text)
-        else:
-            files.write(json, f"{text}\n".encode())
+        write_report(json, text)
     if result.score < 1.0:
         raise typer.Exit(1)
 
@@ -105,8 +100,12 @@ def _line(verdict: Verdict) -> str:
 
     m = verdict.mutant
     if not verdict.why_not or verdict.why_not.startswith("not clean"):  # baselines come later
-        return f"killed    {m.clause:6} {m.name:30} {verdict.seconds:5.1f} s  {', '.join(verdict.by)}"
+        return f"killed    {m.clause:6} {m.name:30} {verdict.seconds:5.1f} s  {_by(verdict)}"
     return f"[red]SURVIVED[/]  {m.clause:6} {m.name:30} {verdict.seconds:5.1f} s  {escape(verdict.why_not)}"
+
+
+def _by(verdict: Verdict) -> str:
+    return f"{', '.join(verdict.by)} ({', '.join(verdict.asserted)})"
 
 
 def _table(result: Result) -> Table:
@@ -114,12 +113,12 @@ def _table(result: Result) -> Table:
     from rich.table import Table
 
     table = Table(header_style="bold")
-    for column in ("mutant", "clause", "what it does", "killed by"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("mutant", "clause"))
+    for column in ("mutant", "clause", "what it does", "killed by", "asserted"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("mutant", "clause", "asserted"))
     for verdict in result.verdicts:
         m = verdict.mutant
         outcome = ", ".join(verdict.by) if verdict.killed else f"[red]{escape(verdict.why_not)}[/]"
-        table.add_row(m.name, m.clause, m.what, outcome)
+        table.add_row(m.name, m.clause, m.what, outcome, "\n".join(verdict.asserted))
     return table
 
 

@@ -68,6 +68,11 @@ class Verdict:
         return sorted({k.case for k in self.kills})
 
     @property
+    def asserted(self) -> list[str]:
+        """Clauses that the failing assertions cite; where nothing ended, there was no assertion."""
+        return sorted({k.asserted or "no end" for k in self.kills})
+
+    @property
     def why_not(self) -> str:
         if self.problem:
             return self.problem

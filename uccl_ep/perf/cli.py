@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..cli.common import json_text, pick, writable
+from ..cli.common import json_text, pick, writable, write_report
 
 
 def perf(
@@ -53,11 +53,7 @@ def perf(
     if "shm" in document:
         shm.show(console, document["shm"])
     if json is not None:
-        text = json_text("uccl_ep.perf/1", **document)
-        if to_stdout:
-            print(text)
-        else:
-            json.write_text(text + "\n", "utf-8")
+        write_report(json, json_text("uccl_ep.perf/1", **document))
 
 
 def _quiet(text: str) -> None:
