@@ -38,6 +38,37 @@ static uccl_ep_status check_channel(uccl_ep_comm *comm, uint32_t channel_index) 
     return UCCL_EP_OK;
 }
 
+/* What of a command only its own sender's sizes can tell, for single posts and batches alike. The texts are kept out of
+ * the way of those that are in order. */
+#define COLD __attribute__((cold, noinline))
+
+COLD static uccl_ep_status refuse_span(const uccl_ep_comm *comm, uint64_t local, uint64_t remote, uint64_t bytes) {
+    return fail_local(UCCL_EP_E_RANGE, "PUT-4",
+                      "%llu bytes from offset %llu to offset %llu leave the heap of %llu bytes",
+                      (unsigned long long)bytes, (unsigned long long)local, (unsigned long long)remote,
+                      (unsigned long long)comm->config.heap_bytes);
+}
+static inline uccl_ep_status check_span(const uccl_ep_comm *comm, uint64_t local, uint64_t remote, uint64_t bytes) {
+    const uint64_t heap = comm->config.heap_bytes;
+    if (LIKELY(bytes <= heap && local <= heap - bytes && remote <= heap - bytes)) return UCCL_EP_OK;
+    return refuse_span(comm, local, remote, bytes);
+}
+
+COLD static uccl_ep_status refuse_slot(const uccl_ep_comm *comm, uint32_t slot) {
+    return fail_local(UCCL_EP_E_RANGE, "SIG-1", "slot %u of %u signals", slot, comm->config.signals);
+}
+static inline uccl_ep_status check_slot(const uccl_ep_comm *comm, uint32_t slot) {
+    return LIKELY(slot < comm->config.signals) ? UCCL_EP_OK : refuse_slot(comm, slot);
+}
+
+COLD static uccl_ep_status refuse_count(const uccl_ep_ring *ring, uint32_t n) {
+    return fail_local(UCCL_EP_E_RANGE, "PUB-2", "%u commands together on a ring of %llu slots", n,
+                      (unsigned long long)uccl_ep_ring_slots(ring));
+}
+static inline uccl_ep_status check_count(const uccl_ep_ring *ring, uint32_t n) {
+    return LIKELY(n <= uccl_ep_ring_slots(ring)) ? UCCL_EP_OK : refuse_count(ring, n);
+}
+
 static uccl_ep_status no_space(uccl_ep_comm *comm, uint32_t channel, uint64_t n, uint64_t timeout_ns) {
     const uccl_ep_status status = fail_local(
         UCCL_EP_E_DEADLINE, "PRG-3",
@@ -96,13 +127,11 @@ static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint
     return UCCL_EP_OK;
 }
 
+/* No more than the ring has slots. */
 static uccl_ep_status post_words(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words, uint32_t n,
                                  uint64_t timeout_ns, uint64_t *ticket) {
     const uccl_ep_ring *ring = &comm->rings[channel];
     uint64_t first;
-    if (UNLIKELY(n > uccl_ep_ring_slots(ring)))
-        return fail_local(UCCL_EP_E_RANGE, "PUB-2", "%u commands together on a ring of %llu slots", n,
-                          (unsigned long long)uccl_ep_ring_slots(ring));
     const uccl_ep_status status = reserve(comm, ring, n, timeout_ns, &first);
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
     for (uint32_t i = 0; i < n; i++) uccl_ep_ring_store(ring, first + i, words[i]);
@@ -118,18 +147,13 @@ static uccl_ep_status post_put(uccl_ep_comm *comm, uint32_t channel, uint32_t ta
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
     if (UNLIKELY((status = check_target(comm, channel, target)) != UCCL_EP_OK)) return status;
     const uint64_t granularity = comm->config.granularity;
-    const uint64_t heap = comm->config.heap_bytes;
     if (UNLIKELY((local | remote | bytes) & (granularity - 1)))
         return fail_local(UCCL_EP_E_ALIGNMENT, "PUT-4",
                           "source offset %llu, target offset %llu and length %llu must be multiples of %llu",
                           (unsigned long long)local, (unsigned long long)remote, (unsigned long long)bytes,
                           (unsigned long long)granularity);
-    if (UNLIKELY(bytes > heap || local > heap - bytes || remote > heap - bytes))
-        return fail_local(
-            UCCL_EP_E_RANGE, "PUT-4", "%llu bytes from offset %llu to offset %llu leave the heap of %llu bytes",
-            (unsigned long long)bytes, (unsigned long long)local, (unsigned long long)remote, (unsigned long long)heap);
-    if (UNLIKELY(signal && slot >= comm->config.signals))
-        return fail_local(UCCL_EP_E_RANGE, "SIG-1", "slot %u of %u signals", slot, comm->config.signals);
+    if (UNLIKELY((status = check_span(comm, local, remote, bytes)) != UCCL_EP_OK)) return status;
+    if (signal && UNLIKELY((status = check_slot(comm, slot)) != UCCL_EP_OK)) return status;
     if (FAULT(truncate_length)) bytes &= 0xffff;
     if (FAULT(wrap_offset_4g)) remote &= 0xffffffffu;
 
@@ -198,8 +222,7 @@ static uccl_ep_status post_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t
     uccl_ep_status status = check_channel(comm, channel);
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
     if (UNLIKELY((status = check_target(comm, channel, target)) != UCCL_EP_OK)) return status;
-    if (UNLIKELY(slot >= comm->config.signals))
-        return fail_local(UCCL_EP_E_RANGE, "SIG-1", "slot %u of %u signals", slot, comm->config.signals);
+    if (UNLIKELY((status = check_slot(comm, slot)) != UCCL_EP_OK)) return status;
     const uccl_ep_command command = {.op = UCCL_EP_OP_SIGNAL, .target = target, .slot = slot, .add = add};
     uccl_ep_words words;
     status = uccl_ep_encode(&command, &words);
@@ -212,26 +235,32 @@ uccl_ep_status uccl_ep_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t tar
     return placed(comm, channel, target, post_signal(comm, channel, target, slot, add, timeout_ns, ticket));
 }
 
+/* An error of a batch says which of its commands is meant. */
+static uccl_ep_status of_batch(uint32_t i, uccl_ep_status status) {
+    uccl_ep_error *error = last_error_slot();
+    char text[sizeof error->text];
+    memcpy(text, error->text, sizeof text);
+    snprintf(error->text, sizeof error->text, "command %u: %.230s", i, text);
+    return status;
+}
+
 /* One of a batch as the API sees it: offsets, slots and targets that its own rank can already judge. */
-static uccl_ep_status encode_checked(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_command *command, uint32_t i,
+static uccl_ep_status encode_checked(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_command *command,
                                      uccl_ep_words *words) {
     uccl_ep_status status = check_target(comm, channel, command->target);
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
-    const uint64_t heap = comm->config.heap_bytes;
-    const bool put = uccl_ep_op_has_put(command->op);
-    if (put && command->granularity != comm->config.granularity)
-        return fail_local(UCCL_EP_E_INVALID, "PUT-4", "command %u has granularity %u, the channel %u", i,
-                          command->granularity, comm->config.granularity);
-    if (put &&
-        (command->bytes > heap || command->local > heap - command->bytes || command->remote > heap - command->bytes))
-        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "command %u leaves the heap of %llu bytes", i,
-                          (unsigned long long)heap);
-    if (uccl_ep_op_has_signal(command->op) && command->slot >= comm->config.signals)
-        return fail_local(UCCL_EP_E_RANGE, "SIG-1", "command %u: slot %u of %u signals", i, command->slot,
-                          comm->config.signals);
+    if (uccl_ep_op_has_put(command->op)) {
+        if (UNLIKELY(command->granularity != comm->config.granularity))
+            return fail_local(UCCL_EP_E_INVALID, "PUT-4", "it has granularity %u, the channel %u", command->granularity,
+                              comm->config.granularity);
+        status = check_span(comm, command->local, command->remote, command->bytes);
+        if (UNLIKELY(status != UCCL_EP_OK)) return status;
+    }
+    if (uccl_ep_op_has_signal(command->op) && UNLIKELY((status = check_slot(comm, command->slot)) != UCCL_EP_OK))
+        return status;
     status = uccl_ep_encode(command, words);
     if (UNLIKELY(status != UCCL_EP_OK))
-        return fail_local(status, "PUT-4", "command %u (operation %u) cannot be encoded: %s", i, command->op,
+        return fail_local(status, "PUT-4", "operation %u cannot be encoded: %s", command->op,
                           uccl_ep_status_text(status));
     return UCCL_EP_OK;
 }
@@ -242,13 +271,11 @@ static uccl_ep_status post_many(uccl_ep_comm *comm, uint32_t channel, const uccl
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
     const uccl_ep_ring *ring = &comm->rings[channel];
     if (!n || !commands) return fail_local(UCCL_EP_E_INVALID, "PUB-2", "at least one command is required");
-    if (n > uccl_ep_ring_slots(ring))
-        return fail_local(UCCL_EP_E_RANGE, "PUB-2", "%u commands together on a ring of %llu slots", n,
-                          (unsigned long long)uccl_ep_ring_slots(ring));
+    if ((status = check_count(ring, n)) != UCCL_EP_OK) return status;
     /* All are judged before any is posted. Encoding twice costs less than room for the largest ring on the stack. */
     uccl_ep_words words;
     for (uint32_t i = 0; i < n; i++)
-        if ((status = encode_checked(comm, channel, &commands[i], i, &words)) != UCCL_EP_OK) return status;
+        if ((status = encode_checked(comm, channel, &commands[i], &words)) != UCCL_EP_OK) return of_batch(i, status);
     uint64_t first;
     if (FAULT(post_part_of_batch) && n > 2) n = n / 2;
     if ((status = reserve(comm, ring, n, timeout_ns, &first)) != UCCL_EP_OK) return status;
@@ -268,8 +295,9 @@ uccl_ep_status uccl_ep_post_many(uccl_ep_comm *comm, uint32_t channel, const ucc
 
 static uccl_ep_status post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words, uint32_t n,
                                uint64_t timeout_ns, uint64_t *ticket) {
-    const uccl_ep_status status = check_channel(comm, channel);
+    uccl_ep_status status = check_channel(comm, channel);
     if (status != UCCL_EP_OK) return status;
+    if ((status = check_count(&comm->rings[channel], n)) != UCCL_EP_OK) return status;
     if (!n || !words) return fail_local(UCCL_EP_E_INVALID, "PUB-2", "at least one command is required");
     for (uint32_t i = 0; i < n; i++)
         if ((words[i].word[0] | words[i].word[1]) & UCCL_EP_PARITY_BIT)
