@@ -21,13 +21,13 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native, backends, commands, errors, info
-from ._handle import BREATH, Handle, needs_breath
+from ._handle import BREATH, Handle
 from ._heap import HeapMapping, HeapView
 from ._native import NULL, ffi, lib
 from .bootstrap import Bootstrap
@@ -129,6 +129,30 @@ def _positive_ns(seconds: float, what: str) -> int:
     return max(_native.nanoseconds(seconds), 1)
 
 
+class Driver(Protocol):
+    """Who owns time and turns instead of the library's threads: a simulator (uccl_ep.simulator.World.driver()).
+
+    One thread at a time runs. `clock` and `idle` are addresses of C functions, `context` their argument: the library
+    calls them in every wait. attach() and detach() are told when there are proxies to run, and when no longer.
+    """
+
+    clock: int  # uint64_t (*)(void *context): nanoseconds
+    idle: int  # void (*)(void *context)
+    context: int
+
+    def now(self) -> float: ...
+    def turn(self) -> None:
+        """Let everything else run; returns when it is this thread's turn again."""
+        ...
+
+    def adopt(self, handle: Handle) -> None:
+        """A communicator is about to be made: abandon() it if its rank dies."""
+        ...
+
+    def attach(self, comm: Any, proxies: int) -> None: ...
+    def detach(self, comm: Any, proxies: int) -> None: ...
+
+
 class Communicator:
     """Made by all ranks together. Close it, or leave a `with` block; at exit of the interpreter it closes itself."""
 
@@ -154,6 +178,8 @@ class Communicator:
         max_inflight_bytes: int = 0,
         max_message_bytes: int = 0,
         first_ticket: int = 0,
+        first_sequence: int = 0,
+        single_writer: bool = False,
         cpus: str | None = None,
         spin: int = 0,
         idle_sleep: float = 0.0,
@@ -161,13 +187,18 @@ class Communicator:
         lock_memory: bool = False,
         merge: bool = True,
         progress: str = "threads",
+        driver: Driver | None = None,
     ) -> None:
-        """Zero takes the library's default where uccl_ep_config says so; see there for the meaning of each."""
+        """Zero takes the library's default where uccl_ep_config says so; see there for the meaning of each.
+
+        `driver`: who runs the proxies and owns the clock. With it progress="caller" means that they run during calls
+        alone.
+        """
         self._bootstrap = bootstrap
         self._timeout = timeout
         self._bootstrap_timeout = bootstrap_timeout
         self._first_ticket = first_ticket
-        self._handle = handle = Handle()
+        self._handle = handle = Handle(driver, turned_by_calls=progress.lower() == "caller")
 
         config = ffi.new("uccl_ep_config *")
         strings: list[Any] = []  # alive until create has returned
@@ -185,6 +216,10 @@ class Communicator:
             flags |= lib.UCCL_EP_CONFIG_LOCK_MEMORY
         if not merge:
             flags |= lib.UCCL_EP_CONFIG_NO_MERGE
+        if single_writer:
+            flags |= lib.UCCL_EP_CONFIG_SINGLE_WRITER
+        if driver is not None and progress == "threads":
+            progress = "caller"
         refused: Exception | None = None
         try:
             settings: dict[str, Any] = {
@@ -209,11 +244,16 @@ class Communicator:
                 "peer_timeout_ns": _positive_ns(peer_timeout, "peer_timeout"),
                 "bootstrap_timeout_ns": _positive_ns(bootstrap_timeout, "bootstrap_timeout"),
                 "first_ticket": first_ticket,
+                "first_sequence": first_sequence,
                 "cpus": string(cpus),
                 "spin": spin,
                 "idle_sleep_ns": _native.nanoseconds(idle_sleep),
                 "log": lib.uccl_ep_py_log,
             }
+            if driver is not None:
+                settings["clock"] = ffi.cast("uint64_t (*)(void *)", driver.clock)
+                settings["idle"] = ffi.cast("void (*)(void *)", driver.idle)
+                settings["clock_context"] = settings["idle_context"] = ffi.cast("void *", driver.context)
             for name, value in settings.items():
                 try:
                     setattr(config, name, value)
@@ -237,7 +277,7 @@ class Communicator:
                 raise refused
             if status < 0:
                 raise info.last_error(status)
-        handle.pointer = out[0]
+        handle.driven(out[0], proxies)
         # Also at exit of the interpreter, while threads can still be joined (K7). Holds the handle, not this object.
         self._finalizer = weakref.finalize(self, handle.close)
 
@@ -312,7 +352,7 @@ class Communicator:
     def _quiet(self, quiet: Any, wait: Any, index: int, timeout: float | None) -> None:
         handle, total = self._handle, self._timeout if timeout is None else timeout
         end = time.monotonic() + total
-        breathes = needs_breath(total)
+        breathes = handle.needs_breath(total)
         # A second quiet would also wait for what was posted since the first: a long one goes on with the tickets.
         last = self._last_tickets(index) if breathes else {}
         try:

@@ -29,6 +29,7 @@ class Caps:
     write_alignment: int
     immediate_bits: int
     responder_atomics: int
+    adding_nics: int
 
     @property
     def names(self) -> list[str]:
@@ -69,6 +70,8 @@ class CommInfo:
     heap_bytes: int
     strategy: str
     strategy_reason: str
+    signal_banks: int  # of a signal word: read_signal() gives the sum over them
+    window: int  # strategies with a mailbox: operations outstanding to a peer at most; others: 0
     backend: str
     backend_version: str
     backend_abi: tuple[int, int]

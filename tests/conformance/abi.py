@@ -62,7 +62,7 @@ def identity(ctx: Context) -> None:
     )
     caps = info.device.caps
     ctx.check(0 <= caps.completion_level <= 2, "ABI-1", "there is no such completion level", got=caps.completion_level)
-    ctx.check(caps.flags >> 19 == 0, "ABI-1", "a promise is made that ABI 1.0 does not know", got=hex(caps.flags))
+    ctx.check(caps.flags >> 22 == 0, "ABI-1", "a promise is made that ABI 1.1 does not know", got=hex(caps.flags))
     ctx.check(
         caps.max_message_bytes % max(caps.write_alignment, 1) == 0,
         "ABI-1",
@@ -76,7 +76,7 @@ def identity(ctx: Context) -> None:
 @case("abi1.other_version", clauses=("ABI-1",), ranks=(1,), needs=("processes",))
 def other_version(ctx: Context) -> None:
     """A library of another ABI major, or that needs a newer minor, is refused with a message that names both."""
-    major, minor = 1, 0
+    major, minor = 1, 1
     if platform.machine() not in _CODE:
         ctx.fail("ABI-1", "the suite cannot make a library for this machine", machine=platform.machine())
     with tempfile.TemporaryDirectory() as folder:

@@ -52,7 +52,7 @@ def _among(ctx: Context, b: Bench, ranks: list[int], slot: int, clause: str, n: 
     "err5.killed_in_traffic",
     clauses=("ERR-5", "ERR-1", "SIG-1"),
     ranks=(4, 8),
-    needs=("processes",),
+    needs=("kill",),
     timeout=40,
     comm={"channels": 2},
     weak=True,
@@ -125,7 +125,7 @@ def killed_in_traffic(ctx: Context) -> None:
     "err5.others_unharmed",
     clauses=("ERR-5", "SIG-1", "ERR-1"),
     ranks=(3, 4),
-    needs=("processes",),
+    needs=("kill",),
     timeout=30,
     comm={"channels": 2},
 )
@@ -169,7 +169,7 @@ def _lost(b: Bench, victim: int) -> bool:
     "err5.killed_at_any_moment",
     clauses=("ERR-5", "ERR-1", "SIG-1"),
     ranks=(3,),
-    needs=("processes",),
+    needs=("kill", "nested"),
     level="full",
     timeout=90,
 )
@@ -214,7 +214,7 @@ def _rest(sub: Context) -> None:
     sub.barrier([0, 2])
 
 
-@case("err1.stopped_peer", clauses=("ERR-1", "SIG-1"), ranks=(2, 3), needs=("processes",))
+@case("err1.stopped_peer", clauses=("ERR-1", "SIG-1"), ranks=(2, 3), needs=("stop",))
 def stopped_peer(ctx: Context) -> None:
     """A wait for a rank that is stopped ends at its deadline; once it goes on, so does everything."""
     b = ctx.bench
@@ -241,7 +241,7 @@ def stopped_peer(ctx: Context) -> None:
     ctx.check_equal(sorted(b.comm.lost), [], "ERR-1", "a rank that was stopped for a moment counts as lost")
 
 
-@case("err1.slow_peer", clauses=("ERR-1", "SIG-2", "SIG-1"), ranks=(2, 4), needs=("processes",), weak=True)
+@case("err1.slow_peer", clauses=("ERR-1", "SIG-2", "SIG-1"), ranks=(2, 4), needs=("stop",), weak=True)
 def slow_peer(ctx: Context) -> None:
     """Ranks that pause again and again, as on a machine under load: everything comes later, and nothing is lost."""
     b = ctx.bench
@@ -266,9 +266,7 @@ def slow_peer(ctx: Context) -> None:
     ctx.check_equal(sorted(b.comm.lost), [], "ERR-1", "a slow rank counts as lost")
 
 
-@case(
-    "err1.missing_at_the_start", clauses=("ERR-1",), ranks=(3,), needs=("processes",), comm={"bootstrap_timeout": 0.7}
-)
+@case("err1.missing_at_the_start", clauses=("ERR-1",), ranks=(3,), comm={"bootstrap_timeout": 0.7})
 def missing_at_the_start(ctx: Context) -> None:
     """One rank never starts: the others are told within the bootstrap's deadline, and nothing of theirs remains."""
     if ctx.rank != 2:
@@ -281,7 +279,7 @@ def missing_at_the_start(ctx: Context) -> None:
     b.expect_signal(0)
 
 
-@case("err1.dies_at_the_start", clauses=("ERR-1",), ranks=(3,), needs=("processes",))
+@case("err1.dies_at_the_start", clauses=("ERR-1",), ranks=(3,), needs=("kill",))
 def dies_at_the_start(ctx: Context) -> None:
     """One rank dies while the communicator is made: the others get an error, not a hang."""
     ctx.barrier()
@@ -295,9 +293,7 @@ def dies_at_the_start(ctx: Context) -> None:
     ctx.barrier([0, 1])
 
 
-@case(
-    "err1.leaves_without_goodbye", clauses=("ERR-1", "ERR-5", "SIG-1"), ranks=(3, 4), needs=("processes",), timeout=30
-)
+@case("err1.leaves_without_goodbye", clauses=("ERR-1", "ERR-5", "SIG-1"), ranks=(3, 4), needs=("kill",), timeout=30)
 def leaves_without_goodbye(ctx: Context) -> None:
     """A rank is gone; the others close what they had and make a new communicator among themselves."""
     old = ctx.open(shadow=False)
@@ -324,7 +320,7 @@ def _lost_any(b: Bench, rank: int) -> bool:
     return rank in b.comm.lost
 
 
-@case("err1.restart_after_kill", clauses=("ERR-1",), ranks=(1,), needs=("processes",), timeout=60)
+@case("err1.restart_after_kill", clauses=("ERR-1",), ranks=(1,), needs=("kill", "nested"), timeout=60)
 def restart_after_kill(ctx: Context) -> None:
     """All ranks are killed in traffic, six times: the next start works, and no file, mapping or process remains."""
     shared = "/dev/shm"

@@ -158,7 +158,7 @@ def middle_channel(ctx: Context) -> None:
     _starvation(ctx, (*range(9), *range(10, 16)), 9, same_target=True)
 
 
-@case("prg2.stopped_target", clauses=("PRG-2", "SIG-1"), ranks=(3, 4), needs=("processes",), comm={"channels": 2})
+@case("prg2.stopped_target", clauses=("PRG-2", "SIG-1"), ranks=(3, 4), needs=("stop",), comm={"channels": 2})
 def stopped_target(ctx: Context) -> None:
     """A stopped rank delays commands to itself at most: the others' go on among themselves."""
     b = ctx.bench

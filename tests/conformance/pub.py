@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-import queue
+from collections import deque
 
 import numpy as np
 
@@ -41,32 +41,31 @@ def handed_to_another_thread(ctx: Context) -> None:
     to, source = neighbours(ctx)
     layout = Layout(b)
     n, size = 250, 512
-    handed: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    freed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the thread has ended
+    handed: deque[int] = deque()
+    freed: deque[bool] = deque()  # False: the thread has ended
 
     def post() -> None:
         ch = b.channel()
         k = 0
         try:
             for _ in range(n):
-                k = handed.get(timeout=ctx.timeout)
+                k = ctx.take(handed)
                 ch.put_signal(to, layout.source(to) + k % 64 * size, layout.landing(ctx.rank) + k % 64 * size, size, 1)
                 if k % 64 == 63:
                     # The source is stored again by the other thread after this.
                     ch.quiet()
-                    freed.put(True)
+                    freed.append(True)
         except UcclEpError as error:
             ctx.fail("PUB-1", "a command that another thread handed over could not be posted", k=k, error=str(error))
         finally:
-            freed.put(False)  # nothing more comes: who waits finds out why by joining
+            freed.append(False)  # nothing more comes: who waits finds out why by joining
 
     task = ctx.spawn(post)
     for k in range(n):
         b.place(layout.source(to) + k % 64 * size, message(ctx, size, ctx.rank, to, k))
-        handed.put(k)
+        handed.append(k)
         if k % 64 == 63:
-            if not freed.get(timeout=2 * ctx.timeout):
+            if not ctx.take(freed):
                 task.join()
             # Both sides have finished this lap of landing slots before they are written again (PUT-7).
             b.wait_signal(1, k + 1)

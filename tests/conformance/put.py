@@ -201,7 +201,7 @@ def idle_target(ctx: Context) -> None:
     "put2.stopped_target",
     clauses=("PUT-2", "QUI-1"),
     ranks=(2, 4),
-    needs=("processes",),
+    needs=("stop",),
     requires=("completion_visible", "atomic_add64"),
 )
 def stopped_target(ctx: Context) -> None:

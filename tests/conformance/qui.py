@@ -345,7 +345,7 @@ def nothing_outstanding(ctx: Context) -> None:
         ctx.check_equal(operations(), before, "QUI-4", "a quiet with nothing outstanding made a round trip")
 
 
-@case("qui4.peers_stopped", clauses=("QUI-4",), needs=("processes",), ranks=(2,))
+@case("qui4.peers_stopped", clauses=("QUI-4",), needs=("stop",), ranks=(2,))
 def peers_stopped(ctx: Context) -> None:
     """The same while the peer is stopped: there is nobody to make a round trip to."""
     b = ctx.bench

@@ -148,7 +148,7 @@ def _first_act(ctx: Context, repeat: int) -> None:
     ctx.close(b)
 
 
-@case("sig1.first_act", clauses=("SIG-1", "SIG-4"), ranks=(4,), needs=("processes",), timeout=40)
+@case("sig1.first_act", clauses=("SIG-1", "SIG-4"), ranks=(4,), needs=("stop",), timeout=40)
 def first_act(ctx: Context) -> None:
     """A signal that a quick peer sends as its first act is not wiped by a slower one's start."""
     for repeat in range(12):

@@ -26,6 +26,9 @@ FLAGS: tuple[tuple[int, str, str], ...] = (
     (16, "peer_events", "reports dead peers without traffic"),
     (17, "signals_strict", "words and payload in one device's memory, strictly ordered"),
     (18, "fence_delivered", "a fence waits for delivered writes"),
+    (19, "read_flushes", "a read makes earlier writes of its endpoint visible"),
+    (20, "visible_on_request", "a completion that is raised to visible for the asking"),
+    (21, "imm_visible", "behind an immediate its own bytes are visible"),
 )
 LIMITS = (
     "max_message_bytes",
@@ -40,6 +43,7 @@ LIMITS = (
     "write_alignment",
     "immediate_bits",
     "responder_atomics",
+    "adding_nics",
 )
 COMPLETION_LEVELS = ("transmitted", "delivered", "visible")
 # Also to be required by cases: a completion at least as strong as this.

@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
+import json as json_module
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from . import files
 from .errors import SuiteError
-from .lanes import DEFAULT_LANE
 from .results import SuiteResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from . import runner
 
 
 def _refuse(message: str) -> NoReturn:
@@ -33,8 +38,8 @@ def _check_writable(path: Path, option: str) -> None:
 def conformance(
     backend: Annotated[str, typer.Option(help="Backend by name; `uccl-ep backends` lists them.")] = "shm",
     library: Annotated[Path | None, typer.Option(help="A backend's shared library instead of a name.")] = None,
-    lane: Annotated[str, typer.Option(help="On what the suite runs.")] = DEFAULT_LANE,
-    profile: Annotated[str | None, typer.Option(help="Profile of a lane that has them.")] = None,
+    lane: Annotated[str | None, typer.Option(help="On what it runs.", show_default="the backend's")] = None,
+    profile: Annotated[str | None, typer.Option(help="Of virtual NICs (--backend sim): which; all of them.")] = None,
     provider: Annotated[str | None, typer.Option(help="Provider of a lane that has them.")] = None,
     ranks: Annotated[int, typer.Option(help="Most ranks a case gets, unless it needs more.")] = 4,
     level: Annotated[str, typer.Option(help="core, or full, which takes longer.")] = "core",
@@ -84,6 +89,9 @@ def conformance(
         if list_cases:
             listing(console, runner.listed(options))
             return
+        if profile == runner.ALL_PROFILES:
+            _all_profiles(options, console, json, refused={"--junit": junit, "--html": html})
+            return
         runner.check(options)
         mutation = scorecard.read_mutants(mutants_json) if mutants_json is not None else None
         for path, option in ((json, "--json"), (junit, "--junit"), (html, "--html")):
@@ -109,6 +117,36 @@ def conformance(
         scorecard.write(result, html)
         console.print(f"scorecard: {html}", highlight=False, soft_wrap=True)
     if result.failed:
+        raise typer.Exit(1)
+
+
+def _all_profiles(
+    options: runner.Options, console: Console, json: Path | None, refused: dict[str, Path | None]
+) -> None:
+    from . import profiles, runner
+
+    for option, path in refused.items():
+        if path is not None:
+            raise SuiteError(f"{option} is for one profile at a time")
+    if json is not None:
+        _check_writable(json, "--json")
+    runner.check_all_profiles(options)
+    try:
+        # Told as they end: all of it takes a while.
+        runs = profiles.run_profiles(
+            options, progress=lambda run: console.print(profiles.line_of(run), highlight=False)
+        )
+    except KeyboardInterrupt:
+        print("uccl-ep conformance: interrupted; no report is written", file=sys.stderr)
+        raise typer.Exit(130) from None
+    profiles.show(console, runs)
+    if json is not None:
+        text = json_module.dumps(profiles.as_dict(runs), indent=1, allow_nan=False)
+        if str(json) == "-":
+            print(text)
+        else:
+            files.write(json, f"{text}\n".encode())
+    if any(run.bad or not run.report["cases"] for run in runs):
         raise typer.Exit(1)
 
 

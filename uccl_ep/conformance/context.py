@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from . import patterns
 from .bench import Bench
-from .errors import CheckFailed, Interrupted, NotSupported
+from .errors import CheckFailed, Interrupted, NotSupported, OutOfTime
 from .registry import IMPLICIT_CLAUSES, Case
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Link(Protocol):
     def now(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...
     def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]: ...
+    def inject(self, fault: str) -> None: ...
+    def run_group(
+        self, ctx: Context, size: int, function: Callable[[Context], None], deadline: float | None
+    ) -> GroupOutcome: ...
 
 
 class GroupBootstrap:
@@ -71,7 +76,7 @@ class Task:
 
     def join(self) -> Any:
         if not self._join(self._ctx.deadline - self._ctx.now()):
-            raise TimeoutError(f"{self._function.__name__} did not end before the case's deadline")
+            raise OutOfTime(f"{self._function.__name__} did not end before the case's deadline")
         if self.error is not None:
             raise self.error
         return self.result
@@ -90,7 +95,7 @@ class Context:
         self.time_scale = time_scale
         self.checks = 0
         self._check_lock = threading.Lock()
-        self._backend = backend
+        self.backend = backend
         self._benches: list[Bench] = []
         self._bench: Bench | None = None
         self.caps: dict[str, Any] = {}
@@ -118,12 +123,12 @@ class Context:
             "timeout": self.timeout,
             "peer_timeout": self.timeout,
             "bootstrap_timeout": 2 * self.timeout,
-            **self._backend,
+            **self.backend,
             **self.case.comm,
             **overrides,
         }
-        if merged.get("backend_options") and self._backend.get("backend_options"):
-            own, given = merged["backend_options"], self._backend["backend_options"]
+        if merged.get("backend_options") and self.backend.get("backend_options"):
+            own, given = merged["backend_options"], self.backend["backend_options"]
             if own != given:
                 merged["backend_options"] = f"{given},{own}"
         return merged
@@ -189,7 +194,10 @@ class Context:
 
     def allgather(self, data: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
         members = range(self.size) if ranks is None else ranks
-        return self.link.allgather(data, tuple(members), self.deadline - self.now(), "case")
+        try:
+            return self.link.allgather(data, tuple(members), self.deadline - self.now(), "case")
+        except TimeoutError as error:
+            raise OutOfTime(str(error)) from error
 
     def barrier(self, ranks: Sequence[int] | None = None) -> None:
         self.allgather(b"", ranks)
@@ -208,11 +216,15 @@ class Context:
     def resume(self, rank: int) -> None:
         self.link.resume(rank)
 
-    def run_group(self, size: int, function: Callable[[Context], None], **options: Any) -> GroupOutcome:
+    def run_group(
+        self, size: int, function: Callable[[Context], None], *, deadline: float | None = None
+    ) -> GroupOutcome:
         """Fresh ranks of their own, as a run inside this rank: for cases in which all ranks die."""
-        from .worker import run_nested
+        return self.link.run_group(self, size, function, deadline)
 
-        return run_nested(self, size, function, self._backend, **options)
+    def inject(self, fault: str) -> None:
+        """Make the NICs fail: "name key=value ..." of docs/simulator.md. For cases that need "faults"."""
+        self.link.inject(fault)
 
     def in_child(self, function: Callable[[], Any]) -> Any:
         """What `function` returns in a fork of this rank."""
@@ -236,6 +248,12 @@ class Context:
                 return condition()
             self.sleep(0.0002)
         return True
+
+    def take(self, queue: deque[Any]) -> Any:
+        """What another thread of this rank appended, oldest first."""
+        if not self.until(lambda: bool(queue)):
+            raise OutOfTime("nothing came from another thread of the rank")
+        return queue.popleft()
 
     def spawn(self, function: Callable[..., Any], *args: Any) -> Task:
         return Task(self, function, args)

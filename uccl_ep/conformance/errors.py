@@ -26,6 +26,10 @@ class Interrupted(Exception):
     """Another rank failed; this one stops where it is. Never shown: the first failure is the one that counts."""
 
 
+class OutOfTime(Exception):
+    """The case's deadline came while it waited out of band, or for a task of its own."""
+
+
 class GroupError(Exception):
     """An out-of-band step could not be done: a rank is dead, or did not come in time."""
 

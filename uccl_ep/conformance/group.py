@@ -45,6 +45,7 @@ class GroupOutcome:
     caps: dict[str, Any]
     seconds: float
     notes: dict[str, Any]  # what rank 0 noted down, for whoever asked for the run
+    hash: str = ""  # of a simulated run: equal hashes, equal runs
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Group:
         # (topic, members) -> what each has handed in: a meeting of one topic is never taken for one of another.
         self._gathers: dict[tuple[str, tuple[int, ...]], dict[int, deque[tuple[int, str]]]] = {}
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._first: tuple[str, dict[str, Any]] | None = None
+        self._first: tuple[str, dict[str, Any], int] | None = None  # status, detail, whose process
         self._failed_at: float | None = None
 
     # ------------------------------------------------------------------------------------------------------ the loop
@@ -218,12 +219,14 @@ class Group:
                 if os.WIFSIGNALED(status)
                 else (f"exit status {os.WEXITSTATUS(status)}")
             )
-            self._fail("crash", {"message": f"rank {rank.index} died of {how}", "rank": rank.index, "died_of": how})
+            self._fail(
+                "crash", {"message": f"rank {rank.index} died of {how}", "rank": rank.index, "died_of": how}, rank.index
+            )
         self._serve_gathers()
 
-    def _fail(self, status: str, detail: dict[str, Any]) -> None:
+    def _fail(self, status: str, detail: dict[str, Any], process: int) -> None:
         if self._first is None:
-            self._first = (status, detail)
+            self._first = (status, detail, process)
         if self._failed_at is None:
             self._failed_at = time.monotonic()
             self._serve_gathers()
@@ -250,6 +253,7 @@ class Group:
                 "report": {str(r.index): r.report for r in waiting if r.report},
                 "stacks": {str(r.index): self._output(r) for r in waiting},
             },
+            waiting[0].index,
         )
 
     def _end_all(self) -> None:
@@ -304,7 +308,11 @@ class Group:
         *lines, rest = bytes(rank.received).split(b"\n")
         rank.received = bytearray(rest)
         if len(rest) > MAX_LINE:
-            self._fail("internal_error", {"message": f"rank {rank.index} sent a line without end", "rank": rank.index})
+            self._fail(
+                "internal_error",
+                {"message": f"rank {rank.index} sent a line without end", "rank": rank.index},
+                rank.index,
+            )
             return
         for line in lines:
             self._handle(rank, json.loads(line))
@@ -329,10 +337,13 @@ class Group:
         elif op == "result":
             rank.result = message
             if message["status"] not in ("pass", "interrupted"):
-                self._fail(message["status"], {**message["detail"], "rank": rank.index})
+                # A process that holds a whole world says which of its ranks it was.
+                self._fail(message["status"], {"rank": rank.index, **message["detail"]}, rank.index)
             self._serve_gathers()
         else:
-            self._fail("internal_error", {"message": f"rank {rank.index} asked for {op!r}", "rank": rank.index})
+            self._fail(
+                "internal_error", {"message": f"rank {rank.index} asked for {op!r}", "rank": rank.index}, rank.index
+            )
 
     def _signal(self, asker: _Rank, op: str, message: dict[str, Any]) -> None:
         target = self._ranks[message["rank"]]
@@ -385,25 +396,26 @@ class Group:
     # ----------------------------------------------------------------------------------------------------- how it went
 
     def _outcome(self, seconds: float) -> GroupOutcome:
-        ranks = []
+        ranks: list[str] = []
         checks = 0
         caps: dict[str, Any] = {}
         first = self._ranks[0].result
         notes: dict[str, Any] = first["notes"] if first is not None else {}
+        run = str(first.get("hash", "")) if first is not None else ""
         for rank in self._ranks:
             if rank.result is not None:
-                ranks.append(str(rank.result["status"]))
+                ranks += map(str, rank.result.get("ranks", [rank.result["status"]]))
                 checks += int(rank.result["checks"])
                 caps = caps or rank.result["caps"]
             else:
                 ranks.append("killed" if rank.condemned else "died" if not rank.alive else "running")
         if self._first is None:
-            return GroupOutcome("pass", {}, ranks, checks, caps, seconds, notes)
-        status, detail = self._first
-        output = self._output(self._ranks[int(detail.get("rank", 0))])
+            return GroupOutcome("pass", {}, ranks, checks, caps, seconds, notes, run)
+        status, detail, process = self._first
+        output = self._output(self._ranks[process])
         if output and "stacks" not in detail:
             detail["output"] = output
-        return GroupOutcome(status, detail, ranks, checks, caps, seconds, notes)
+        return GroupOutcome(status, detail, ranks, checks, caps, seconds, notes, run)
 
 
 def decode_gathered(data: Sequence[str]) -> list[bytes]:

@@ -25,7 +25,7 @@ LANES: Mapping[str, Lane] = {
     "shm": Lane(
         name="shm",
         title="real processes on one machine",
-        provides=frozenset({"processes", "threads"}),
+        provides=frozenset({"threads", "kill", "stop", "nested", "processes"}),
         cannot_prove=(
             "Performance: times here are those of this machine's CPU and its load.",
             "What a NIC's firmware does, and anything on a wire: loss, retransmission, reordering between hosts.",
@@ -34,6 +34,25 @@ LANES: Mapping[str, Lane] = {
         ),
         weakest={"shm": {"backend_options": "promise=unordered"}},
     ),
+    "sim": Lane(
+        name="sim",
+        title="virtual NICs: all ranks in one process, one virtual clock, one seed",
+        # Threads of a rank are fibers, death and stops are the world's.
+        provides=frozenset({"threads", "kill", "stop", "nested", "faults"}),
+        cannot_prove=(
+            "Performance: time is virtual, and the costs in it are made up.",
+            "That a real NIC is like its profile: profiles come from documents, drivers and others' measurements.",
+            "Races of real threads: one thread runs at a time, and changes places only in calls of the library.",
+            "What is left when a real process dies: descriptors, mappings, files.",
+        ),
+    ),
 }
 DEFAULT_LANE = "shm"
 VARIANT = "unordered"
+
+
+def lane_of(backend: str, library: object, lane: str | None) -> str:
+    """The lane asked for, or the one that the backend needs."""
+    if lane is not None:
+        return lane
+    return "sim" if backend == "sim" and library is None else DEFAULT_LANE

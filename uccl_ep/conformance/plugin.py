@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("uccl_ep", "uccl_ep conformance")
     group.addoption("--uccl-ep-backend", metavar="NAME", help="run the conformance suite on this backend")
     group.addoption("--uccl-ep-library", metavar="PATH", help="run it on this shared library")
+    group.addoption("--uccl-ep-profile", metavar="NAME", help="of virtual NICs (the backend sim): which one")
     group.addoption("--uccl-ep-level", metavar="LEVEL", default="core", help="core or full")
     group.addoption("--uccl-ep-ranks", metavar="N", type=int, default=4, help="most ranks a case gets")
     group.addoption("--uccl-ep-seed", metavar="S", type=int, help="replay a run")
@@ -38,6 +39,7 @@ def _options(config: pytest.Config) -> Options | None:
     return Options(
         backend=backend or "",
         library=Path(library) if library is not None else None,
+        profile=config.getoption("--uccl-ep-profile"),
         level=config.getoption("--uccl-ep-level"),
         ranks=config.getoption("--uccl-ep-ranks"),
         seed=config.getoption("--uccl-ep-seed"),

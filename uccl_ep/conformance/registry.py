@@ -89,11 +89,12 @@ class Case:
     clauses: tuple[str, ...]
     ranks: tuple[int, ...] = (2, 4)
     level: str = "core"
-    needs: frozenset[str] = frozenset()  # of the lane: "processes", "threads"
+    needs: frozenset[str] = frozenset()  # of the lane: see NEEDS
     requires: tuple[str, ...] = ()  # promises of the NIC
     timeout: float = 20.0  # seconds, for the whole case
     comm: Mapping[str, Any] = field(default_factory=dict)  # overrides of the communicator's options
-    weak: bool = False  # also run against the weakest promises (SIG-7)
+    weak: bool = False  # also run against the weakest promises, or with other strategies (SIG-7)
+    single_writer: bool = False  # one rank adds to each signal word: it can also run with sender_hold_sum
     variant: str = ""
 
     @property
@@ -114,6 +115,18 @@ class RegistryError(SuiteError):
     """The suite itself is wrong: a case is declared twice, cites no clause, or cannot be loaded."""
 
 
+# What a case may need of a lane.
+NEEDS: Mapping[str, str] = MappingProxyType(
+    {
+        "threads": "ctx.spawn",
+        "kill": "ctx.kill: a rank dies",
+        "stop": "ctx.stop, ctx.resume: a rank does not run for a while",
+        "nested": "ctx.run_group: ranks of their own",
+        "processes": "every rank is a process: fork, limits, /proc",
+        "faults": "ctx.inject: the NIC fails when it is told to",
+    }
+)
+
 _ID = re.compile(r"^[a-z]{3}[0-9](\.[a-z0-9_]+)+$")
 _cases: dict[str, Case] = {}
 
@@ -129,6 +142,7 @@ def case(
     timeout: float = 20.0,
     comm: Mapping[str, Any] | None = None,
     weak: bool = False,
+    single_writer: bool = False,
 ) -> Callable[[CaseFunction], CaseFunction]:
     """Declare a case. `ranks`: numbers of ranks that it can run with; `weak`: run it again on the weakest promises."""
     unknown = [c for c in clauses if c not in CLAUSES]
@@ -153,6 +167,7 @@ def case(
             timeout,
             dict(comm or {}),
             weak,
+            single_writer,
         )
         return function
 

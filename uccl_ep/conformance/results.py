@@ -27,6 +27,7 @@ class CaseResult:
     detail: dict[str, Any]
     ranks: int
     checks: int = 0
+    hash: str = ""  # of a simulated run: equal hashes, equal runs
 
     @property
     def bad(self) -> bool:
@@ -53,6 +54,7 @@ class CaseResult:
             "ranks": self.ranks,
             "checks": self.checks,
             "detail": self.detail,
+            **({"hash": self.hash} if self.hash else {}),
         }
 
 
@@ -76,6 +78,7 @@ class SuiteResult:
     not_in_lane: list[str] = field(default_factory=list)
     waivers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    knobs: str = ""  # of a virtual NIC, that differ from its profile
     seconds: float = 0.0
     mutation: dict[str, Any] | None = None
 
@@ -122,6 +125,7 @@ class SuiteResult:
             "backend": self.backend["name"],
             "lane": self.lane,
             "profile": self.profile,
+            "knobs": self.knobs,
             "provider": self.provider,
             "identity": self.backend,
             "capabilities": self.capabilities,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the suite: `run_suite(Options(...))` gives a SuiteResult. The command line, pytest and mutants all call this.
 
-The calling process should have one thread: every rank of every case is a fork of it.
+The calling process should have one thread: every rank of every case is a fork of it, or one fork holds them all (sim).
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from . import registry, waivers
 from .capabilities import NAMES, promised
 from .errors import SuiteError
 from .group import Group, GroupOutcome
-from .lanes import DEFAULT_LANE, LANES, VARIANT, Lane
+from .lanes import LANES, VARIANT, Lane, lane_of
 from .registry import LEVELS, MAX_RANKS, Case
 from .results import CaseResult, SuiteResult
 
-PROBE_SECONDS = 30.0
+# Of the machine's time, for a case whose deadlines are virtual: so that one without an end does not stop the run.
+GUARD_SECONDS = 120.0
+ALL_PROFILES = "all"
 
 
 @dataclass(frozen=True)
 class Options:
     backend: str = "shm"
     library: Path | None = None  # a backend by path instead of by name
-    lane: str = DEFAULT_LANE
+    lane: str | None = None  # None: the backend's
     profile: str | None = None
     provider: str | None = None
     ranks: int = 4
@@ -61,8 +63,11 @@ def _nearest(value: str, valid: Sequence[str]) -> str:
 
 def check(options: Options) -> Lane:
     """Refuse what cannot be run, before anything is. Returns the lane."""
-    if options.lane not in LANES:
-        raise SuiteError(f"--lane {options.lane!r}: {_nearest(options.lane, sorted(LANES))}")
+    name = lane_of(options.backend, options.library, options.lane)
+    if name not in LANES:
+        raise SuiteError(f"--lane {name!r}: {_nearest(name, sorted(LANES))}")
+    if (name == "sim") != (options.backend == "sim" and options.library is None):
+        raise SuiteError(f"--lane {name!r}: the lane 'sim' and the backend 'sim' go together")
     if options.level not in LEVELS:
         raise SuiteError(f"--level {options.level!r}: {_nearest(options.level, LEVELS)}")
     if not 1 <= options.ranks <= MAX_RANKS:
@@ -71,16 +76,46 @@ def check(options: Options) -> Lane:
         raise SuiteError(f"--seed {options.seed}: valid: 0 to 2^63 - 1")
     if not 0.1 <= options.time_scale <= 1000:
         raise SuiteError(f"--time-scale {options.time_scale:g}: valid: 0.1 to 1000")
-    for name in ("profile", "provider"):
-        value = getattr(options, name)
-        if value is not None:
-            raise SuiteError(f"--{name} {value!r}: lane {options.lane!r} has no {name}s; leave it out")
+    if name == "sim":
+        _check_profile(options)
+    elif options.profile is not None:
+        raise SuiteError(f"--profile {options.profile!r}: lane {name!r} has no profiles; leave it out")
+    if options.provider is not None:
+        raise SuiteError(f"--provider {options.provider!r}: lane {name!r} has no providers; leave it out")
     for clause in options.clauses:
         if clause not in registry.CLAUSES:
             raise SuiteError(f"--clause {clause!r}: {_nearest(clause.upper(), list(registry.CLAUSES))}")
     if options.library is not None and not options.library.is_file():
         raise SuiteError(f"--library {options.library}: no such file; give the path of a backend's shared library")
-    return LANES[options.lane]
+    return LANES[name]
+
+
+def _check_profile(options: Options) -> None:
+    from uccl_ep.errors import UcclEpError
+    from uccl_ep.simulator import World, profiles
+
+    known = list(profiles())
+    if options.profile not in known:
+        given = f"{options.profile!r}" if options.profile is not None else "is missing"
+        raise SuiteError(f"--profile {given}: {_nearest(options.profile or '', [*known, ALL_PROFILES])}")
+    try:
+        World(1, options.profile, knobs=options.backend_options).close()
+    except UcclEpError as error:
+        raise SuiteError(f"--backend-options {options.backend_options}: {error.record.text}") from error
+
+
+def check_all_profiles(options: Options) -> None:
+    """As check(), for a run of every profile."""
+    if not _simulated(options):
+        raise SuiteError(f"--profile {ALL_PROFILES}: of virtual NICs: add --backend sim")
+    from uccl_ep.simulator import profiles
+
+    for name in profiles():
+        check(replace(options, profile=name))
+
+
+def _simulated(options: Options) -> bool:
+    return lane_of(options.backend, options.library, options.lane) == "sim"
 
 
 def backend_arguments(options: Options) -> dict[str, Any]:
@@ -96,7 +131,7 @@ def backend_arguments(options: Options) -> dict[str, Any]:
     except UcclEpError as error:
         raise SuiteError(f"--backend {options.backend}: {error.record.text}") from error
     arguments: dict[str, Any] = {"backend": library}
-    if options.backend_options:
+    if options.backend_options and not _simulated(options):  # there they are the world's knobs
         arguments["backend_options"] = options.backend_options
     if options.strategy != "auto":
         arguments["strategy"] = options.strategy
@@ -137,11 +172,25 @@ def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOu
     from .worker import run_rank
 
     arguments = backend_arguments(options)
+    if _simulated(options):
+        return _run_simulated(case, size, options, arguments, seed)
 
     def main(rank: int, sock: Any) -> None:
         run_rank(case, rank, size, sock, seed=seed, backend=arguments, time_scale=options.time_scale)
 
     return Group(size, main, deadline=case.timeout * options.time_scale).run()
+
+
+def _run_simulated(case: Case, size: int, options: Options, arguments: dict[str, Any], seed: int) -> GroupOutcome:
+    from .simulation import Setup, run_world
+
+    assert options.profile is not None
+    setup = Setup(options.profile, options.backend_options)
+
+    def main(_: int, sock: Any) -> None:
+        run_world(case, size, sock, seed=seed, setup=setup, backend=arguments, time_scale=options.time_scale)
+
+    return Group(1, main, deadline=GUARD_SECONDS * max(1.0, options.time_scale)).run()
 
 
 def _hint(options: Options, wanted: Sequence[Case]) -> str:
@@ -165,13 +214,17 @@ def _hint(options: Options, wanted: Sequence[Case]) -> str:
     return f"no id matches {glob!r}; {meant}--list --level full shows all"
 
 
-def _select(cases: Sequence[Case], options: Options, lane: Lane, strategy: str) -> list[Case]:
-    """The cases that the options ask for, variants among them."""
+def _select(cases: Sequence[Case], options: Options, lane: Lane, strategy: str, others: Sequence[str]) -> list[Case]:
+    """The cases that the options ask for, variants among them. `others`: strategies to run the weak ones with again."""
     wanted: list[Case] = []
     for c in cases:
         wanted.append(c)
+        if not c.weak or not options.variants or options.strategy != "auto":
+            continue
+        if lane.name == "sim":
+            wanted += [v for v in (_with_strategy(c, other) for other in others if other != strategy) if v is not None]
         # On a NIC that promises that little anyway there is nothing else to be seen.
-        if c.weak and options.variants and options.strategy == "auto" and strategy != "sender_hold":
+        elif strategy != "sender_hold":
             name = options.backend if options.library is None else ""
             wanted.append(c.as_variant(VARIANT, lane.weakest_options(name)))
     chosen = registry.select(wanted, level=options.level, globs=options.cases, clauses=options.clauses)
@@ -180,19 +233,62 @@ def _select(cases: Sequence[Case], options: Options, lane: Lane, strategy: str) 
     return chosen
 
 
+# Its signal words have one rank that adds to them, which not every case can say of its own.
+_SUMS = "sender_hold_sum"
+
+
+def _with_strategy(case: Case, strategy: str) -> Case | None:
+    if strategy != _SUMS:
+        return replace(case.as_variant(strategy, {"strategy": strategy}), level="full")
+    if not case.single_writer:
+        return None
+    return replace(case.as_variant(strategy, {"strategy": strategy, "single_writer": True}), level="full")
+
+
+def strategies() -> list[str]:
+    """The names of all signal strategies that the library knows."""
+    from uccl_ep import _native
+
+    names = _native.enum_names("uccl_ep_strategy", "UCCL_EP_STRATEGY_").values()
+    return [name.lower() for name in names if name != "AUTO"]
+
+
+def admitted(options: Options) -> list[str]:
+    """The strategies that this NIC can be made to use: each is asked for once. Those of the sim lane's variants."""
+
+    def look(ctx: Any) -> None:
+        ctx.open(shadow=False, single_writer=True)
+        ctx.checked()
+
+    found = []
+    for name in strategies():
+        case = Case("probe", look, ("SIG-7",), ranks=(2,))
+        if _run_group(case, 2, replace(options, strategy=name), seed=0).status == "pass":
+            found.append(name)
+    return found
+
+
 def listed(options: Options) -> list[Case]:
     """What would run on a NIC that promises order, which nobody is asked for: the backend is not loaded."""
-    return _select(registry.load(options.cases_dir), options, check(options), options.strategy)
+    lane = check(options)
+    # In virtual NICs every strategy runs somewhere.
+    others = strategies() if lane.name == "sim" else []
+    return _select(registry.load(options.cases_dir), options, lane, options.strategy, others)
 
 
-def plan(options: Options, lane: Lane, strategy: str) -> tuple[list[Case], list[str]]:
+def plan(
+    options: Options, lane: Lane, strategy: str, others: Sequence[str] | None = None
+) -> tuple[list[Case], list[str]]:
     """The cases to run, variants among them, and the ids of those that this lane has no means for."""
     cases = registry.load(options.cases_dir)
     for c in cases:
         unknown = [r for r in c.requires if r not in NAMES]
         if unknown:
             raise registry.RegistryError(f"case {c.id} requires {unknown}, which no NIC can promise")
-    chosen = _select(cases, options, lane, strategy)
+    if others is None:
+        wanted = lane.name == "sim" and options.level == "full" and options.variants and options.strategy == "auto"
+        others = admitted(options) if wanted else []
+    chosen = _select(cases, options, lane, strategy, others)
     able = [c for c in chosen if c.needs <= lane.provides]
     return able, [c.id for c in chosen if not c.needs <= lane.provides]
 
@@ -208,7 +304,7 @@ def run_case(case: Case, options: Options, seed: int, capabilities: dict[str, An
         return result
     outcome = _run_group(case, size, options, seed=seed)
     result.status, result.detail, result.checks = outcome.status, outcome.detail, outcome.checks
-    result.seconds = outcome.seconds
+    result.seconds, result.hash = outcome.seconds, outcome.hash
     if outcome.status == "pass" and not outcome.checks:
         result.status, result.detail = "internal_error", {"message": "the case asserted nothing"}
     elif outcome.status == "not_supported":
@@ -238,6 +334,7 @@ def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult
         backend=identity,
         lane=lane.name,
         profile=options.profile,
+        knobs=options.backend_options if lane.name == "sim" else "",
         provider=options.provider,
         capabilities=capabilities,
         strategy=strategy,
@@ -287,6 +384,7 @@ def replay(options: Options) -> str:
     """The command line of this run, but for the case and the seed."""
     words = ["uccl-ep conformance"]
     words += [f"--library {options.library}"] if options.library is not None else [f"--backend {options.backend}"]
+    words += [f"--profile {options.profile}"] if options.profile is not None else []
     defaults: Mapping[str, Any] = {"ranks": 4, "backend_options": "", "strategy": "auto", "time_scale": 1.0}
     words.append("--level full")
     for name, default in defaults.items():

@@ -14,10 +14,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .context import Context
-from .errors import CheckFailed, GroupError, Interrupted, NotSupported
+from .errors import CheckFailed, GroupError, Interrupted, NotSupported, OutOfTime
 from .group import Group, GroupOutcome, decode_gathered, encode_gathered
 from .registry import Case
 
@@ -112,8 +113,22 @@ class ProcessLink:
 
         return join
 
+    def inject(self, fault: str) -> None:
+        raise RuntimeError("no lane of processes can make a NIC fail: the case needs 'faults'")
 
-def _held() -> tuple[int, dict[int, str]]:
+    def run_group(
+        self, ctx: Context, size: int, function: Callable[[Context], None], deadline: float | None
+    ) -> GroupOutcome:
+        limit = ctx.deadline - ctx.now() - 1.0 if deadline is None else deadline
+        case = replace(ctx.case, function=function)
+
+        def main(rank: int, sock: socket.socket) -> None:
+            run_rank(case, rank, size, sock, seed=ctx.seed, backend=ctx.backend, time_scale=ctx.time_scale)
+
+        return Group(size, main, deadline=max(limit, 0.1)).run()
+
+
+def held() -> tuple[int, dict[int, str]]:
     """Threads and descriptors of this process."""
     descriptors = {}
     for name in os.listdir("/proc/self/fd"):
@@ -124,11 +139,16 @@ def _held() -> tuple[int, dict[int, str]]:
     return len(os.listdir("/proc/self/task")), descriptors
 
 
-def _check_left_behind(ctx: Context, threads: int, descriptors: dict[int, str]) -> None:
+def check_left_behind(ctx: Context, threads: int, descriptors: dict[int, str]) -> None:
     # A thread that was joined may still be on its way out of the kernel's list.
-    gone = ctx.until(lambda: _held()[0] <= threads, 2.0)
-    ctx.check(gone, "ABT-1", "threads remain after every communicator was closed", before=threads, after=_held()[0])
-    new = {fd: name for fd, name in _held()[1].items() if descriptors.get(fd) != name}
+    end = time.monotonic() + 2.0
+    while held()[0] > threads and time.monotonic() < end:
+        time.sleep(0.0002)
+    after = held()[0]
+    ctx.check(
+        after <= threads, "ABT-1", "threads remain after every communicator was closed", before=threads, after=after
+    )
+    new = {fd: name for fd, name in held()[1].items() if descriptors.get(fd) != name}
     ctx.check(
         not new,
         "ABT-1",
@@ -138,41 +158,51 @@ def _check_left_behind(ctx: Context, threads: int, descriptors: dict[int, str]) 
     ctx.checks -= 2  # not an assertion of the case
 
 
-def run_rank(
-    case: Case, rank: int, size: int, sock: socket.socket, *, seed: int, backend: dict[str, Any], time_scale: float
-) -> None:
-    """Run one rank of a case in this (forked) process and send the result."""
+def judge(case: Case, ctx: Context, body: Callable[[], None]) -> tuple[str, dict[str, Any]]:
+    """Run a rank's part of a case: (status, detail)."""
     from uccl_ep import UcclEpError
 
-    warnings.simplefilter("ignore", DeprecationWarning)  # forking beside proxies is what some cases are about
-    link = ProcessLink(sock, rank)
-    ctx = Context(case, rank, size, link, seed=seed, backend=backend, time_scale=time_scale)
-    link.report = ctx.report
-    threads, descriptors = _held()
-    status, detail = "pass", {}
     try:
-        case.function(ctx)
-        ctx.finish()
-        _check_left_behind(ctx, threads, descriptors)
+        body()
     except CheckFailed as error:
-        status = "fail"
-        detail = {"clause": error.clause, "message": error.message, "values": _plain(error.values), "at": _where(error)}
+        detail = {"clause": error.clause, "message": error.message, "values": plain(error.values), "at": _where(error)}
+        return "fail", detail
     except Interrupted:
-        status = "interrupted"
+        return "interrupted", {}
     except NotSupported as error:
-        status, detail = "not_supported", {"capability": error.capability, "message": error.reason}
+        return "not_supported", {"capability": error.capability, "message": error.reason}
     except UcclEpError as error:
         # An error that the case did not ask for breaks what the case is about.
-        status = "fail"
-        detail = {
+        return "fail", {
             "clause": case.clauses[0],
             "message": f"unexpected {type(error).__name__}: {error}",
             "at": _where(error),
             "stage": ctx.stage,
         }
+    except OutOfTime as error:
+        return "timeout", {"message": str(error), "at": _where(error), "stage": ctx.stage}
     except BaseException as error:
-        status = "internal_error"
-        detail = {"message": f"{type(error).__name__}: {error}", "at": _where(error), "trace": traceback.format_exc()}
+        message = f"{type(error).__name__}: {error}"
+        return "internal_error", {"message": message, "at": _where(error), "trace": traceback.format_exc()}
+    return "pass", {}
+
+
+def run_rank(
+    case: Case, rank: int, size: int, sock: socket.socket, *, seed: int, backend: dict[str, Any], time_scale: float
+) -> None:
+    """Run one rank of a case in this (forked) process and send the result."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking beside proxies is what some cases are about
+    link = ProcessLink(sock, rank)
+    ctx = Context(case, rank, size, link, seed=seed, backend=backend, time_scale=time_scale)
+    link.report = ctx.report
+    threads, descriptors = held()
+
+    def body() -> None:
+        case.function(ctx)
+        ctx.finish()
+        check_left_behind(ctx, threads, descriptors)
+
+    status, detail = judge(case, ctx, body)
     link.send(
         {
             "op": "result",
@@ -180,30 +210,11 @@ def run_rank(
             "detail": detail,
             "checks": ctx.checks,
             "caps": ctx.caps,
-            "notes": _plain(ctx.notes),
+            "notes": plain(ctx.notes),
         }
     )
     # The communicators of a failed rank stay as they are until all have been heard: closing one would make others fail.
     link.exit_asked.wait(10.0)
-
-
-def run_nested(
-    ctx: Context,
-    size: int,
-    function: Callable[[Context], None],
-    backend: dict[str, Any],
-    *,
-    deadline: float | None = None,
-) -> GroupOutcome:
-    limit = ctx.deadline - ctx.now() - 1.0 if deadline is None else deadline
-
-    def main(rank: int, sock: socket.socket) -> None:
-        from dataclasses import replace
-
-        case = replace(ctx.case, function=function)
-        run_rank(case, rank, size, sock, seed=ctx.seed, backend=backend, time_scale=ctx.time_scale)
-
-    return Group(size, main, deadline=max(limit, 0.1)).run()
 
 
 def in_child(function: Callable[[], Any], timeout: float) -> Any:
@@ -259,12 +270,12 @@ def _where(error: BaseException) -> str:
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Anything as JSON types."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, float):

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lane `sim`: all ranks of a case are fibers of one world, in one forked process.
+
+The fork contains a crash and a loop without end; inside it nothing waits for the machine. Deadlines are the world's:
+one that must pass costs a few thousand turns. The same seed gives the same run, and the hash of it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from uccl_ep.errors import BootstrapError, DeadlineExceeded
+from uccl_ep.simulator import Meeting, World
+
+from . import patterns
+from .context import Context
+from .errors import GroupError, Interrupted
+from .group import GroupOutcome
+from .registry import Case
+from .worker import ProcessLink, check_left_behind, held, judge, plain
+
+TRACE_LINES = 60  # of a failure
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What kind of world a run takes place in."""
+
+    profile: str
+    knobs: str = ""
+
+
+@dataclass
+class Outcome:
+    status: str = "pass"
+    detail: dict[str, Any] = field(default_factory=dict)
+    hash: str = ""
+    virtual_seconds: float = 0.0
+
+
+class SimLink:
+    """context.Link for a fiber: the other ranks, time and death are the world's."""
+
+    def __init__(self, simulation: Simulation, rank: int) -> None:
+        self._simulation, self._rank = simulation, rank
+        self._world = simulation.world
+
+    def _check(self) -> None:
+        if self._simulation.first is not None:
+            raise Interrupted("another rank failed")
+
+    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]:
+        try:
+            return self._simulation.meeting.allgather(topic, ranks, self._rank, data, timeout, self._check)
+        except DeadlineExceeded as error:
+            raise TimeoutError(error.record.text) from None
+        except BootstrapError as error:
+            raise GroupError(error.record.text) from None
+
+    def kill(self, rank: int) -> None:
+        self._simulation.killed(rank)
+        self._world.kill(rank)
+        if rank == self._rank:
+            self._world.die()
+
+    def stop(self, rank: int, resume_after: float | None = None) -> None:
+        self._world.pause(rank, resume_after)
+        if rank == self._rank:
+            self._world.turn()
+
+    def resume(self, rank: int) -> None:
+        self._world.resume(rank)
+
+    def now(self) -> float:
+        return self._world.now()
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(seconds)
+
+    def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]:
+        return self._world.spawn(self._rank, function).join
+
+    def inject(self, fault: str) -> None:
+        self._world.inject(fault)
+
+    def run_group(
+        self, ctx: Context, size: int, function: Callable[[Context], None], deadline: float | None
+    ) -> GroupOutcome:
+        """A world inside: this one stands still meanwhile."""
+        case = replace(ctx.case, function=function)
+        inner = Simulation(
+            case, size, seed=ctx.seed, setup=self._simulation.setup, backend=ctx.backend, time_scale=ctx.time_scale
+        )
+        began = time.monotonic()
+        outcome = inner.run()
+        first = inner.contexts[0]
+        checks = sum(c.checks for c in inner.contexts)
+        return GroupOutcome(
+            outcome.status,
+            outcome.detail,
+            inner.ranks,
+            checks,
+            first.caps,
+            time.monotonic() - began,
+            first.notes,
+            outcome.hash,
+        )
+
+
+class Simulation:
+    """One case in one world."""
+
+    def __init__(
+        self,
+        case: Case,
+        size: int,
+        *,
+        seed: int,
+        setup: Setup,
+        backend: dict[str, Any],
+        time_scale: float,
+    ) -> None:
+        self.case, self.setup = case, setup
+        self.world = World(
+            size,
+            setup.profile,
+            seed=patterns.key_of((seed, case.id)),
+            knobs=setup.knobs,
+            trace_lines=TRACE_LINES,
+        )
+        self.meeting = Meeting(self.world)
+        self.ranks = ["running"] * size
+        self.first: Outcome | None = None
+        self._done = threading.Event()
+        self.contexts = [
+            Context(
+                case,
+                rank,
+                size,
+                SimLink(self, rank),
+                seed=seed,
+                backend={
+                    **backend,
+                    "backend_options": self.world.backend_options(rank),
+                    "driver": self.world.driver(rank),
+                },
+                time_scale=time_scale,
+            )
+            for rank in range(size)
+        ]
+
+    def run(self) -> Outcome:
+        """Until every rank has ended or was killed, or the first of them failed."""
+        self.world.start([(rank, lambda rank=rank: self._life(rank)) for rank in range(len(self.ranks))])  # type: ignore[misc]
+        self._done.wait()
+        if self.first is not None:
+            return self.first
+        if "killed" not in self.ranks:
+            self.world.join()
+        outcome = self._outcome("pass", {})
+        self.world.close()
+        return outcome
+
+    def _outcome(self, status: str, detail: dict[str, Any]) -> Outcome:
+        return Outcome(status, detail, self.world.hash, self.world.now())
+
+    def _life(self, rank: int) -> None:
+        ctx = self.contexts[rank]
+
+        def body() -> None:
+            self.case.function(ctx)
+            ctx.finish()
+
+        status, detail = judge(self.case, ctx, body)
+        self.ranks[rank] = status
+        if status not in ("pass", "interrupted") and self.first is None:
+            detail |= {"rank": rank, "virtual_seconds": round(self.world.now(), 9), "events": self.world.trace()}
+            # Taken here, while this fiber has the baton: the others go on until the process ends.
+            self.first = self._outcome(status, detail)
+            self._done.set()
+        self._ended(rank)
+
+    def killed(self, rank: int) -> None:
+        if self.ranks[rank] == "running":
+            self.ranks[rank] = "killed"
+        self._ended(rank)
+
+    def _ended(self, rank: int) -> None:
+        # One that ended, well or not, will not come to a meeting that it has not announced.
+        self.meeting.gone.add(rank)
+        if "running" not in self.ranks:
+            self._done.set()
+
+
+def run_world(
+    case: Case,
+    size: int,
+    sock: socket.socket,
+    *,
+    seed: int,
+    setup: Setup,
+    backend: dict[str, Any],
+    time_scale: float,
+) -> None:
+    """Run all ranks of a case in this (forked) process and send the result."""
+    warnings.simplefilter("ignore", DeprecationWarning)
+    link = ProcessLink(sock, 0)
+    threads, descriptors = held()
+    simulation = Simulation(case, size, seed=seed, setup=setup, backend=backend, time_scale=time_scale)
+    outcome = simulation.run()
+    contexts = simulation.contexts
+    if outcome.status == "pass" and "killed" not in simulation.ranks:
+        ctx = contexts[0]
+        status, detail = judge(case, ctx, lambda: check_left_behind(ctx, threads, descriptors))
+        if status != "pass":
+            outcome.status, outcome.detail = status, detail
+    link.send(
+        {
+            "op": "result",
+            "status": outcome.status,
+            "detail": outcome.detail,
+            "ranks": simulation.ranks,
+            "checks": sum(ctx.checks for ctx in contexts),
+            "caps": next((ctx.caps for ctx in contexts if ctx.caps), {}),
+            "notes": {**plain(contexts[0].notes), "virtual_seconds": outcome.virtual_seconds},
+            "hash": outcome.hash,
+        }
+    )
+    link.exit_asked.wait(10.0)
