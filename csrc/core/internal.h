@@ -51,6 +51,7 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define TAKE_COMMANDS 256u                 /* from one ring in one pass */
 #define FIRST_SEQUENCE (UINT32_MAX - 100u) /* default of first_sequence: every run meets the wrap (LIM-1) */
 #define TRACE_ENTRIES 1024u
+#define MAX_WAITERS 64u /* waits for signals that a report tells */
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
 #define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */
 
@@ -200,6 +201,18 @@ typedef struct closure {
     _Atomic uint32_t closed;
 } closure;
 
+/* A place in the table of those who wait for a signal: waiter.c. */
+struct waiter {
+    _Atomic uint64_t version;
+    _Atomic uint64_t thread, what, value, begin_ns, end_ns;
+    _Atomic uint64_t name[2];
+};
+struct waiting {
+    char name[16];
+    uint64_t thread, value, begin_ns;
+    uint32_t slot, source;
+};
+
 typedef struct uccl_ep_comm {
     uccl_ep_config config; /* with every default filled in; strings are copies below */
     char library[256], device_name[64], backend_options[256], cpus[256];
@@ -232,6 +245,8 @@ typedef struct uccl_ep_comm {
     _Atomic uint64_t *lost;     /* bitmap */
     _Atomic uint64_t *departed; /* bitmap: closed their communicators; no failure until somebody waits for them */
     _Atomic uint64_t *excluded; /* bitmap */
+    struct waiter waiters[MAX_WAITERS];
+    _Atomic uint32_t waiters_untold; /* found no place */
 } uccl_ep_comm;
 
 static inline uint32_t peer_inflight(const struct peer *q) {
@@ -341,6 +356,11 @@ uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bo
 uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *wanted);
 uccl_ep_status start_proxies(uccl_ep_comm *comm);
 void stop_proxies(uccl_ep_comm *comm);
+
+/* waiter.c: a wait says that it lasts, and that it is over. */
+uint32_t waiter_begin(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source);
+void waiter_end(uccl_ep_comm *comm, uint32_t place);
+bool waiter_read(const uccl_ep_comm *comm, uint32_t place, struct waiting *out);
 
 /* wait.c */
 typedef struct backoff {

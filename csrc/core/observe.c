@@ -111,6 +111,24 @@ RACY_READ static void report_peer(text *t, const struct proxy *p, uint32_t targe
     add_line(t, "\n");
 }
 
+static void report_waiters(text *t, uccl_ep_comm *comm, uint64_t now) {
+    if (atomic_load(&comm->aborted)) return; /* no wait lasts longer than a moment */
+    for (uint32_t i = 0; i < MAX_WAITERS; i++) {
+        struct waiting w;
+        uint64_t word;
+        if (!waiter_read(comm, i, &w) || uccl_ep_read_signal(comm, w.slot, &word) != UCCL_EP_OK) continue;
+        add_line(t, "  thread %llu (%s) waits for signal %u: it is at %llu and has to reach %llu; for %llu ms",
+                 (unsigned long long)w.thread, w.name, w.slot, (unsigned long long)word, (unsigned long long)w.value,
+                 (unsigned long long)(now > w.begin_ns ? (now - w.begin_ns) / 1000000 : 0));
+        if (w.source == UCCL_EP_ANY_RANK)
+            add_line(t, ", from any rank\n");
+        else
+            add_line(t, ", from rank %u\n", w.source);
+    }
+    const uint32_t untold = atomic_load_explicit(&comm->waiters_untold, memory_order_relaxed);
+    if (untold) add_line(t, "  %u more threads wait for signals\n", untold);
+}
+
 uccl_ep_status uccl_ep_report(uccl_ep_comm *comm, char *out, uint32_t bytes) {
     if (!comm || !out || !bytes) return fail_local(UCCL_EP_E_INVALID, "", "room for the text is required");
     text t = {out, bytes};
@@ -128,6 +146,7 @@ uccl_ep_status uccl_ep_report(uccl_ep_comm *comm, char *out, uint32_t bytes) {
     }
     for (uint32_t i = 0; i < comm->config.proxies; i++)
         for (uint32_t target = 0; target < comm->size; target++) report_peer(&t, &comm->proxies[i], target, now);
+    report_waiters(&t, comm, now);
     for (uint32_t target = 0; target < comm->size; target++)
         if (bitmap_test(comm->lost, target))
             add_line(&t, "  rank %u is lost%s\n", target, bitmap_test(comm->excluded, target) ? " and excluded" : "");

@@ -11,6 +11,7 @@
 #define WAIT_SPINS 200u
 #define WAIT_YIELDS 400u
 #define WAIT_NAP_NS 20000l
+#define WAIT_TOLD_AFTER 200u /* turns: by then, to be in a report is no cost */
 
 uint64_t comm_now(const uccl_ep_comm *comm) {
     if (comm->config.clock) return comm->config.clock(comm->config.clock_context);
@@ -184,14 +185,17 @@ static bool reached(uint64_t word, uint64_t value) {
     return (int64_t)(word - value) >= 0;
 }
 
-uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source,
-                                   uint64_t timeout_ns, uint64_t *seen) {
+/* *place: that of the wait in the table of those that last, or NONE. */
+static uccl_ep_status wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source,
+                                  uint64_t timeout_ns, uint64_t *seen, uint32_t *place) {
     uint64_t word = 0;
     uccl_ep_status status = uccl_ep_read_signal(comm, slot, &word);
     if (status != UCCL_EP_OK) return status;
     if (source != UCCL_EP_ANY_RANK && source >= comm->size)
         return fail_local(UCCL_EP_E_RANGE, "SIG-1", "rank %u of %u", source, comm->size);
     uint64_t deadline = 0;
+    /* Where somebody else keeps the time, nothing may happen between two turns. */
+    uint32_t turns_untold = comm->config.idle ? 1 : WAIT_TOLD_AFTER;
     backoff b = {0};
     for (;;) {
         if (reached(word, value)) {
@@ -226,8 +230,17 @@ uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t v
             last_error_slot()->peer = source;
             return UCCL_EP_E_DEADLINE;
         }
+        if (turns_untold && !--turns_untold) *place = waiter_begin(comm, slot, value, source);
         backoff_wait(comm, &b);
     }
+}
+
+uccl_ep_status uccl_ep_wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source,
+                                   uint64_t timeout_ns, uint64_t *seen) {
+    uint32_t place = NONE;
+    const uccl_ep_status status = wait_signal(comm, slot, value, source, timeout_ns, seen, &place);
+    if (UNLIKELY(place != NONE)) waiter_end(comm, place);
+    return status;
 }
 
 uccl_ep_status uccl_ep_progress(uccl_ep_comm *comm, uint32_t *worked) {

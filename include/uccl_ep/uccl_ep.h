@@ -298,7 +298,8 @@ typedef struct uccl_ep_trace_entry {
  * is read may be missing. */
 UCCL_EP_API uccl_ep_status uccl_ep_trace(uccl_ep_comm *comm, uint32_t proxy, uccl_ep_trace_entry *entries, uint32_t *n);
 
-/* What waits on whom, as text for a person: one line per channel and peer with something outstanding. */
+/* What waits on whom, as text for a person: one line per channel and peer with something outstanding, and one per
+ * thread that waits for a signal. */
 UCCL_EP_API uccl_ep_status uccl_ep_report(uccl_ep_comm *comm, char *text, uint32_t bytes);
 
 /* Open a backend library far enough to learn who it is and list its NICs: *n in: room, out: there are. `name`: 64
