@@ -17,7 +17,9 @@
 /* Step 1: do we want the same thing, and what does each NIC promise? */
 typedef struct hello {
     uint64_t heap_bytes, first_ticket;
-    uint32_t signals, channels, ring_log2, granularity, proxies, strategy, heap_kind, backend_abi;
+    uint64_t first_sequence;
+    uint32_t signals, channels, ring_log2, granularity, proxies, strategy, heap_kind, backend_abi, single_writer;
+    uint32_t functions; /* HAS_* */
     char backend[64];
     uccl_ep_caps caps;
 } hello;
@@ -27,7 +29,8 @@ typedef struct blob {
     uint8_t data[UCCL_EP_MAX_BLOB_BYTES];
 } blob;
 
-static const uccl_ep_region used_regions[] = {UCCL_EP_REGION_HEAP, UCCL_EP_REGION_SIGNALS};
+/* The mailbox is registered last, and not by every strategy: its blob is then empty on all ranks. */
+static const uccl_ep_region used_regions[] = {UCCL_EP_REGION_HEAP, UCCL_EP_REGION_SIGNALS, UCCL_EP_REGION_MAILBOX};
 #define USED_REGIONS (sizeof used_regions / sizeof *used_regions)
 
 static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_rank, uint32_t rank) {
@@ -44,6 +47,8 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
     SAME(channels, "channels")
     SAME(proxies, "proxies")
     SAME(granularity, "granularity")
+    SAME(single_writer, "single_writer")
+    SAME(first_sequence, "first_sequence")
 #undef SAME
     if (mine->strategy != other->strategy)
         return fail_local(UCCL_EP_E_BOOTSTRAP, "",
@@ -64,6 +69,8 @@ static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
     if (other->immediate_bits < w->immediate_bits) w->immediate_bits = other->immediate_bits;
     if (other->write_alignment > w->write_alignment) w->write_alignment = other->write_alignment;
     w->max_message_bytes = smaller_of(w->max_message_bytes, other->max_message_bytes);
+    w->responder_atomics = (uint32_t)smaller_of(w->responder_atomics, other->responder_atomics);
+    if (other->adding_nics > w->adding_nics) w->adding_nics = other->adding_nics;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
@@ -134,14 +141,26 @@ static void release(uccl_ep_comm *comm, void *base, uint64_t bytes) {
         munmap(base, bytes);
 }
 
+static bool adds_by_nic(const uccl_ep_comm *comm) {
+    return comm->strategy == UCCL_EP_STRATEGY_ORDERED_ATOMIC || comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC ||
+           comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD;
+}
+
 static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region, void *base, uint64_t bytes) {
     uccl_ep_memory memory = {.size = sizeof memory, .base = base, .bytes = bytes, .dmabuf_fd = -1};
     if (region == UCCL_EP_REGION_HEAP) {
         memory.kind = comm->config.heap_kind;
         memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
         if (comm->config.heap_dmabuf_fd) memory.dmabuf_fd = comm->config.heap_dmabuf_fd - 1;
+        if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_REMOTE_READ;
+    } else if (region == UCCL_EP_REGION_SIGNALS) {
+        memory.access = adds_by_nic(comm)                                    ? UCCL_EP_ACCESS_REMOTE_ATOMIC
+                        : comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM ? UCCL_EP_ACCESS_REMOTE_WRITE
+                                                                             : 0;
+        if (!memory.access) return UCCL_EP_OK; /* no NIC adds: the proxies do */
     } else {
-        memory.access = UCCL_EP_ACCESS_REMOTE_ATOMIC;
+        memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
+        if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_LOCAL_WRITE;
     }
     if (comm->caps.max_region_bytes && bytes > comm->caps.max_region_bytes)
         return fail_local(UCCL_EP_E_REGISTRATION, "MEM-1", "a region of %llu bytes: %s registers at most %llu",
@@ -151,7 +170,9 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
     const uccl_ep_status status = comm->backend->region_register(comm->device, region, &memory);
     if (status != UCCL_EP_OK)
         return backend_failed(comm, status, "MEM-1",
-                              region == UCCL_EP_REGION_HEAP ? "registering the heap" : "registering the signal words");
+                              region == UCCL_EP_REGION_HEAP      ? "registering the heap"
+                              : region == UCCL_EP_REGION_SIGNALS ? "registering the signal words"
+                                                                 : "registering the mailbox");
     comm->registered[region] = true;
     return UCCL_EP_OK;
 }
@@ -229,8 +250,9 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
     return UCCL_EP_OK;
 }
 
-/* What the NIC's promises and the limits make of a proxy. */
-static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_caps *agreed) {
+/* What the NIC's promises, the strategy and the limits make of a proxy. */
+static void configure_proxy(uccl_ep_comm *comm, struct proxy *p) {
+    const uccl_ep_caps *agreed = &comm->agreed.caps;
     const uccl_ep_config *config = &comm->config;
     p->max_inflight_peer = config->max_inflight_peer;
     p->max_inflight = config->max_inflight;
@@ -240,10 +262,26 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_c
         comm->caps.max_batch && comm->caps.max_batch < BATCH_OPERATIONS ? comm->caps.max_batch : BATCH_OPERATIONS;
     p->heap_bytes = config->heap_bytes;
     p->signals = config->signals;
-    p->hold = comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD;
+    p->strategy = comm->strategy;
+    p->raise = (uint8_t)comm->raise;
+    p->window = comm->window;
+    p->bank = p->index % comm->banks;
+    p->bank_offset = (uint64_t)p->bank * p->signals * sizeof(uint64_t);
+    p->immediate_mask = comm->immediate_bits < 64 ? (1ull << comm->immediate_bits) - 1 : UINT64_MAX;
+    p->sequenced = comm->strategy == UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE;
+    p->hold = comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD ||
+              comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ||
+              comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM;
+    p->source_early = p->hold || p->sequenced;
+    p->put_flags = p->raise == RAISE_REQUEST ? UCCL_EP_OPERATION_VISIBLE : 0;
+    p->signal_flags = p->put_flags;
+    if (comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC) p->signal_flags |= UCCL_EP_OPERATION_FENCE;
+    p->dresses = p->put_flags || p->signal_flags || p->bank_offset;
     p->merge = !(config->flags & UCCL_EP_CONFIG_NO_MERGE);
-    p->error_stops = agreed->flags & UCCL_EP_CAP_ERROR_STOPS;
-    p->in_order = agreed->flags & UCCL_EP_CAP_COMPLETES_IN_ORDER && p->error_stops;
+    /* A number that is missing, or a failed fence, holds up all that comes behind it to that peer. */
+    const bool stops = agreed->flags & UCCL_EP_CAP_ERROR_STOPS;
+    p->error_stops = stops || p->sequenced || comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC;
+    p->in_order = agreed->flags & UCCL_EP_CAP_COMPLETES_IN_ORDER && stops && !p->sequenced;
     p->unsignalled = p->in_order && agreed->flags & UCCL_EP_CAP_UNSIGNALLED;
     /* What no completion covers yet, when a NIC took a part of a batch, holds room until more is submitted: over all
      * peers at most a quarter of it, so that there is always room for that more. */
@@ -253,6 +291,36 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p, const uccl_ep_c
     p->signal_every = every < 1 ? 1 : every > 32 ? 32 : every;
 }
 
+static size_t sums_bytes(const uccl_ep_comm *comm) {
+    return (size_t)comm->size * comm->config.signals * sizeof(uint64_t);
+}
+
+/* What the NIC and the strategy need besides: flights, links, lists, the mailbox. */
+static uccl_ep_status open_links(uccl_ep_comm *comm, struct proxy *p) {
+    if (!p->in_order) {
+        const uccl_ep_status status = flights_open(p);
+        if (status != UCCL_EP_OK) return status;
+    }
+    if (!comm->mailbox_bytes) return UCCL_EP_OK;
+    const size_t size = comm->size;
+    p->mailboxes = p->sequenced || p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX;
+    p->links = zeroed(size * sizeof *p->links);
+    p->returns_due = zeroed(size * sizeof *p->returns_due);
+    p->watched = zeroed(size * sizeof *p->watched);
+    if (p->mailboxes && !p->sequenced && !comm->immediate_bits) p->wakes_seen = zeroed((size + 63) / 64 * 64);
+    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM) {
+        p->sums =
+            mmap(NULL, sums_bytes(comm), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p->sums == MAP_FAILED) p->sums = NULL;
+        if (!p->sums) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the sums of proxy %u", p->index);
+    }
+    const bool wakes = p->mailboxes && !p->sequenced && !comm->immediate_bits;
+    if (!p->links || !p->returns_due || !p->watched || (wakes && !p->wakes_seen))
+        return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the links of proxy %u", p->index);
+    mailbox_open(comm, p);
+    return UCCL_EP_OK;
+}
+
 static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
     const uccl_ep_endpoint_config config = {.size = sizeof config,
                                             .index = p->index,
@@ -260,7 +328,10 @@ static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
                                             .peers = comm->size,
                                             .inflight_peer = comm->config.max_inflight_peer,
                                             .inflight = comm->config.max_inflight,
-                                            .max_message_bytes_used = comm->config.max_message_bytes};
+                                            .max_message_bytes_used = comm->config.max_message_bytes,
+                                            .receives_peer = comm->window           ? comm->window
+                                                             : comm->immediate_bits ? 1
+                                                                                    : 0};
     host_fail_clear();
     const uccl_ep_status status = comm->backend->endpoint_open(comm->device, &config, &p->endpoint);
     if (status != UCCL_EP_OK) {
@@ -341,6 +412,8 @@ uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bo
 uccl_ep_status region_blobs(uccl_ep_comm *comm, void *out) {
     blob *blobs = out; /* [USED_REGIONS] */
     for (size_t i = 0; i < USED_REGIONS; i++) {
+        blobs[i].bytes = 0;
+        if (!comm->registered[used_regions[i]]) continue;
         blobs[i].bytes = sizeof blobs[i].data;
         host_fail_clear();
         const uccl_ep_status status =
@@ -361,6 +434,7 @@ uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *w
     for (uint32_t target = 0; target < comm->size; target++) {
         for (size_t i = 0; i < USED_REGIONS && wanted[target]; i++) {
             const blob *b = &all[(size_t)target * USED_REGIONS + i];
+            if (!comm->registered[used_regions[i]]) continue;
             host_fail_clear();
             uccl_ep_status status = UCCL_EP_E_BOOTSTRAP;
             if (b->bytes <= sizeof b->data)
@@ -415,18 +489,10 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
                           comm->device_info.name, comm->caps.max_endpoints);
 
     c->heap_bytes = page_up(c->heap_bytes);
-    comm->signal_bytes = page_up((uint64_t)c->signals * sizeof(uint64_t));
     if (!c->heap) {
         if ((status = allocate(comm, c->heap_bytes, &c->heap)) != UCCL_EP_OK) return status;
         comm->heap_owned = true;
     }
-    void *words = NULL;
-    if ((status = allocate(comm, comm->signal_bytes, &words)) != UCCL_EP_OK) return status;
-    comm->signal_words = words;
-    if ((status = register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes)) != UCCL_EP_OK) return status;
-    status = register_region(comm, UCCL_EP_REGION_SIGNALS, comm->signal_words, comm->signal_bytes);
-    if (status != UCCL_EP_OK) return status;
-
     const size_t words64 = (comm->size + 63) / 64;
     comm->rings = zeroed(comm->channels * sizeof *comm->rings);
     comm->channel_of = zeroed(comm->channels * sizeof *comm->channel_of);
@@ -445,7 +511,6 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     for (uint32_t i = 0; i < c->proxies; i++) {
         if ((status = make_proxy(comm, i, counter)) != UCCL_EP_OK) return status;
         counter += comm->proxies[i].channels;
-        if ((status = open_endpoint(comm, &comm->proxies[i])) != UCCL_EP_OK) return status;
     }
     return UCCL_EP_OK;
 }
@@ -454,6 +519,7 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
     const uccl_ep_config *c = &comm->config;
     hello mine = {.heap_bytes = c->heap_bytes,
                   .first_ticket = c->first_ticket,
+                  .first_sequence = c->first_sequence,
                   .signals = c->signals,
                   .channels = c->channels,
                   .ring_log2 = c->ring_log2,
@@ -461,23 +527,54 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
                   .proxies = c->proxies,
                   .strategy = c->strategy,
                   .heap_kind = c->heap_kind,
+                  .single_writer = (c->flags & UCCL_EP_CONFIG_SINGLE_WRITER) != 0,
                   .caps = comm->caps};
-    if (so_far == UCCL_EP_OK) snprintf(mine.backend, sizeof mine.backend, "%s", comm->backend->name);
+    if (so_far == UCCL_EP_OK) {
+        snprintf(mine.backend, sizeof mine.backend, "%s", comm->backend->name);
+        mine.functions =
+            (comm->backend->flush_local ? HAS_FLUSH_LOCAL : 0) | (comm->backend->replenish ? HAS_REPLENISH : 0);
+    }
     hello *all = calloc(bootstrap->size, sizeof *all);
     if (!all && so_far == UCCL_EP_OK) so_far = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the first exchange");
     uccl_ep_status status = exchange(comm, bootstrap, "open", so_far, &mine, sizeof mine, all);
     if (status == UCCL_EP_OK) {
-        uccl_ep_caps weakest = comm->caps;
+        comm->agreed = (promised){comm->caps, mine.functions};
         for (uint32_t rank = 0; rank < comm->size && status == UCCL_EP_OK; rank++) {
             status = same(&mine, &all[rank], comm->rank, rank);
-            weaken(&weakest, &all[rank].caps);
+            weaken(&comm->agreed.caps, &all[rank].caps);
+            comm->agreed.functions &= all[rank].functions;
         }
-        if (status == UCCL_EP_OK) status = strategy_choose(comm, &weakest);
-        if (status == UCCL_EP_OK)
-            for (uint32_t i = 0; i < c->proxies; i++) configure_proxy(comm, &comm->proxies[i], &weakest);
         /* Everybody compared the same things, so everybody comes to the same answer here: no exchange is owed. */
+        if (status == UCCL_EP_OK) status = strategy_choose(comm, &comm->agreed);
     }
     free(all);
+    return status;
+}
+
+/* What the agreement asks for: memory for the signals and the mailbox, endpoints. This rank's own trouble. */
+static uccl_ep_status open_agreed(uccl_ep_comm *comm) {
+    const uccl_ep_config *c = &comm->config;
+    comm->signal_bytes = page_up((uint64_t)comm->banks * c->signals * sizeof(uint64_t));
+    void *words = NULL;
+    uccl_ep_status status = allocate(comm, comm->signal_bytes, &words);
+    if (status != UCCL_EP_OK) return status;
+    comm->signal_words = words;
+    if ((status = register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes)) != UCCL_EP_OK) return status;
+    status = register_region(comm, UCCL_EP_REGION_SIGNALS, comm->signal_words, comm->signal_bytes);
+    if (status == UCCL_EP_OK &&
+        (comm->window || comm->raise == RAISE_READ || comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ||
+         comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)) {
+        comm->mailbox_bytes = page_up(mailbox_bytes(comm));
+        status = allocate(comm, comm->mailbox_bytes, &comm->mailbox);
+        if (status == UCCL_EP_OK)
+            status = register_region(comm, UCCL_EP_REGION_MAILBOX, comm->mailbox, comm->mailbox_bytes);
+    }
+    for (uint32_t i = 0; i < c->proxies && status == UCCL_EP_OK; i++) {
+        struct proxy *p = &comm->proxies[i];
+        configure_proxy(comm, p);
+        status = open_links(comm, p);
+        if (status == UCCL_EP_OK) status = open_endpoint(comm, p);
+    }
     return status;
 }
 
@@ -492,6 +589,7 @@ static void close_nic(uccl_ep_comm *comm) {
         if (comm->registered[region]) comm->backend->region_deregister(comm->device, (uccl_ep_region)region);
     if (comm->heap_owned) release(comm, comm->config.heap, comm->config.heap_bytes);
     release(comm, comm->signal_words, comm->signal_bytes);
+    release(comm, comm->mailbox, comm->mailbox_bytes);
     comm->backend->device_close(comm->device);
     comm->device = NULL;
 }
@@ -503,10 +601,10 @@ static uccl_ep_status join(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstra
     char *mine = calloc(1, stride), *all = calloc(comm->size, stride);
     char *their_addresses = calloc(comm->size, addresses), *their_regions = calloc(comm->size, region_blobs_size());
     bool *everybody = malloc(comm->size * sizeof *everybody);
-    uccl_ep_status status = UCCL_EP_OK;
-    if (!mine || !all || !their_addresses || !their_regions || !everybody) {
+    uccl_ep_status status = open_agreed(comm);
+    if (status == UCCL_EP_OK && (!mine || !all || !their_addresses || !their_regions || !everybody)) {
         status = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to connect %u ranks", comm->size);
-    } else {
+    } else if (status == UCCL_EP_OK) {
         memset(everybody, true, comm->size);
         for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
             status = endpoint_blob(comm, &comm->proxies[i], mine + i * blob_size());
@@ -575,6 +673,13 @@ static void free_all(uccl_ep_comm *comm) {
         if (p->peers) munmap(p->peers, PEERS_BYTES);
         free(p->active);
         free(p->busy);
+        free(p->flights);
+        free(p->free_flights);
+        free(p->links);
+        free(p->returns_due);
+        free(p->watched);
+        free(p->wakes_seen);
+        if (p->sums) munmap(p->sums, sums_bytes(comm));
         free(p->trace);
         free(p->trace_slots);
     }

@@ -160,9 +160,12 @@ void config_limits(uccl_ep_comm *comm) {
     c->max_inflight_peer =
         (uint32_t)smaller_limit(c->max_inflight_peer, DEFAULT_INFLIGHT_PEER, caps->max_inflight_peer);
     c->max_inflight = (uint32_t)smaller_limit(c->max_inflight, DEFAULT_INFLIGHT, caps->max_inflight_endpoint);
-    c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, caps->max_inflight_bytes);
+    /* A NIC's limit is a hard one: past it, retries fail. Ours may be passed by one piece of a put, so it is lower. */
+    const uint64_t limit = FAULT(inflight_unlimited) ? 0 : caps->max_inflight_bytes;
+    c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, limit / 4 * 3);
     /* Pieces of a put stay aligned to what the NIC and the granule want. */
-    const uint64_t largest = smaller_limit(c->max_message_bytes, 1ull << 31, caps->max_message_bytes);
+    uint64_t largest = smaller_limit(c->max_message_bytes, 1ull << 31, caps->max_message_bytes);
+    if (limit && largest > limit / 4) largest = limit / 4;
     const uint64_t multiple = caps->write_alignment > c->granularity ? caps->write_alignment : c->granularity;
     c->max_message_bytes = (uint32_t)(largest / multiple * multiple);
     if (!c->max_message_bytes) c->max_message_bytes = (uint32_t)multiple;

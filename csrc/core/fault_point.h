@@ -21,6 +21,13 @@
     X(signal_lost_in_batch, "SIG-1", "of two signals to one word in a batch the second is dropped")                    \
     X(signals_reordered, "SIG-5", "two signals of a batch to one target are swapped")                                  \
     X(wait_consumes, "SIG-6", "a wait takes what it waited for out of the word")                                       \
+    X(transmit_is_visible, "MEM-3", "what is complete is taken for visible, whatever the NIC says")                    \
+    X(flush_skipped, "MEM-3", "signals are added without the flush that makes their payload visible")                  \
+    X(mailbox_unsequenced, "SIG-2", "a record is added when it comes, whatever is missing before it")                  \
+    X(return_word_ignored, "SIG-1", "what was sent to a mailbox is taken for applied")                                 \
+    X(two_sums_in_flight, "SIG-1", "the next sum of a word is stored while the last one is under way")                 \
+    X(one_bank, "SIG-6", "NICs that are not atomic against each other add to one word")                                \
+    X(inflight_unlimited, "PRG-1", "the NIC's limit of bytes in flight is not kept")                                   \
     X(strategy_unchecked, "SIG-7", "a strategy is taken without looking at what the NIC promises")                     \
     X(source_at_take, "QUI-0", "sources are reported free when commands are taken")                                    \
     X(complete_at_submit, "QUI-1", "commands are reported complete when they are submitted")                           \

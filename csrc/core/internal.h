@@ -58,11 +58,12 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 /* ---------------------------------------------------------------------------------------------------------- entries */
 
 enum stage {
-    STAGE_FREE = 0,  /* never used, or off the list: complete or failed */
-    STAGE_TAKEN,     /* on the list; submitted if it lies before `issue` of its peer */
-    STAGE_SKIPPED,   /* failed: what is not submitted of it will not be */
-    STAGE_HELD,      /* sender hold: the put is submitted, the signal waits for all before it */
-    STAGE_SIGNAL_DUE /* sender hold: all before it is complete, the signal comes next */
+    STAGE_FREE = 0,   /* never used, or off the list: complete or failed */
+    STAGE_TAKEN,      /* on the list; submitted if it lies before `issue` of its peer */
+    STAGE_SKIPPED,    /* failed: what is not submitted of it will not be */
+    STAGE_HELD,       /* sender hold: the put is submitted, the signal waits for all before it */
+    STAGE_SIGNAL_DUE, /* sender hold: all before it is visible, the signal comes next */
+    STAGE_APPLYING /* sender hold with a mailbox: the record is submitted, the target has not said that it added it */
 };
 
 /* What changes while an entry is on the list: one word, so that "taken, and nothing done yet" is one store and one
@@ -79,7 +80,7 @@ struct entry {
     struct entry *next; /* behind it in the list of its peer, or NULL */
     uint32_t bytes;
     uint32_t slot;
-    uint32_t last_seq; /* in-order NICs: sequence of its last operation, or of the one before it if it has none */
+    uint32_t last_seq; /* number of its last operation, or of the one before it if it has none */
     uint16_t target;
     uint8_t op;
     uint8_t channel; /* of the proxy; never changes */
@@ -96,7 +97,8 @@ struct entry {
 _Static_assert(sizeof(struct entry) == 64, "an entry is one cache line");
 #define ENTRY_SOURCE_DONE 1u
 #define ENTRY_FAILED 2u
-#define ENTRY_FOLLOWED 4u /* the next one on the list writes right behind this one's target bytes */
+#define ENTRY_FOLLOWED 4u    /* the next one on the list writes right behind this one's target bytes */
+#define ENTRY_RECORD_SENT 8u /* sender hold with a mailbox: the record went, what wakes the target has not */
 
 /* ------------------------------------------------------------------------------------------------------------ peers */
 
@@ -123,6 +125,41 @@ struct peer {
 };
 _Static_assert(sizeof(struct peer) == 64, "a peer is one cache line (contract: <= 64 bytes a peer and proxy)");
 
+/*
+ * What a strategy with a mailbox, or a NIC whose completions a read has to raise, keeps of a peer besides. The first
+ * half is of what goes to the peer, the second of what comes from it. Written by the proxy alone.
+ */
+#define MAX_WINDOW 256u
+#define MIN_WINDOW 16u
+struct link {
+    uint64_t returned; /* greatest return word seen: so far the peer has come with ours */
+    uint64_t expected; /* next of its numbers (sequenced immediate), or count of the next record (sender hold) */
+    union {
+        uint64_t arrived[MAX_WINDOW / 64]; /* sequenced: bit (number % window) is here, ahead of `expected` */
+        struct {
+            uint64_t records; /* sender hold: count of the record sent last */
+        };
+    };
+    uint32_t control_seq;   /* in-order NICs: sequence of the return word under way */
+    uint32_t flush_seq;     /* of the read under way, or of the last one */
+    uint32_t seq_visible;   /* reads say that all up to this one is visible */
+    uint16_t receives_used; /* by its immediates, and not given back yet */
+    bool flushing : 1;      /* a read is under way */
+    bool returning : 1;     /* a return word is under way: one at a time, for a later one may not land before it */
+    bool return_due : 1;    /* it is in the proxy's list of those who are owed one */
+    bool watched : 1;       /* it is in the proxy's list of those from whom something has come or will */
+};
+_Static_assert(sizeof(struct link) == 64, "a link is one cache line");
+
+/* An operation in flight on a NIC whose completions come in any order. Its cookie is generation and place, so a
+ * completion that comes twice, or late, is told from all others. */
+struct flight {
+    uint32_t entry;
+    uint32_t generation;
+    uint16_t peer;
+    uint16_t kind; /* enum flight_kind */
+};
+
 /* --------------------------------------------------------------------------------------------------------- channels */
 
 struct channel {
@@ -144,6 +181,27 @@ struct channel {
 };
 
 /* ------------------------------------------------------------------------------------------------------------ proxy */
+
+/* How a completion is raised to "visible" (MEM-3). */
+enum raise {
+    RAISE_NONE = 0, /* it says so itself */
+    RAISE_REQUEST,  /* by asking for it with every operation */
+    RAISE_READ,     /* by a read behind the writes */
+    RAISE_RETURN    /* by the target's proxy, in its return word */
+};
+
+/* Places in the MAILBOX region; offsets in bytes. A peer writes into the inbox, our writes have their source in the
+ * outbox, at the same place: what may be overwritten at the target may be overwritten here. Both are [size] of each. */
+struct mailbox {
+    char *base; /* of the region */
+    uint64_t inbox, outbox;
+    uint64_t returns; /* within a box: 8 bytes, how far the peer has come with what this rank sent */
+    uint64_t records; /* [window] or one, 16 bytes each */
+    uint64_t wakes;   /* 1 byte, low bits of the count of the record sent last */
+    uint64_t read;    /* of the outbox: what a read brings, which nobody looks at */
+    uint64_t box_bytes;
+    uint32_t slots; /* records of a peer */
+};
 
 /* Of the flight recorder: `n` commands from `ticket` on were taken at once. Their words end at position `end` of
  * trace_slots. */
@@ -175,6 +233,31 @@ struct proxy {
     uint32_t signals;
     uint32_t size;
     bool in_order, unsignalled, hold, merge, error_stops;
+    /* of the strategy */
+    bool sequenced;       /* writes carry numbers, the target's proxy adds */
+    bool source_early;    /* entries say themselves when their source is free, before they are complete */
+    uint8_t raise;        /* enum raise */
+    uint8_t put_flags;    /* UCCL_EP_OPERATION_*, of every operation */
+    uint8_t signal_flags; /* of every add */
+    bool dresses;         /* there are such flags, or a bank other than the first */
+    uint32_t strategy;
+    uint32_t bank;        /* of signal words: adds of this proxy go there */
+    uint64_t bank_offset; /* bytes of its words into the region */
+    uint64_t immediate_mask;
+    uint32_t window;    /* sequenced: numbers that may be under way to a peer */
+    struct link *links; /* [size], or NULL: no strategy or NIC that needs them */
+    struct mailbox mailbox;
+    bool mailboxes;        /* it adds signals for others */
+    uint64_t *sums;        /* running sums: [size][signals], of the words whose only writer this rank is */
+    uint64_t *wakes_seen;  /* wake bytes as they were when last looked at */
+    uint16_t *returns_due; /* peers that are owed a return word */
+    uint16_t *watched;     /* peers from whom something has come or will */
+    uint32_t returns_count, watched_count;
+    uint32_t wake_line;     /* of the wake bytes: looked at next */
+    uint32_t busy_count;    /* bits in `busy` */
+    struct flight *flights; /* any-order NICs: [max_inflight] */
+    uint32_t *free_flights; /* ring of them */
+    uint32_t free_mask, free_first, free_last;
     /* state */
     uint32_t inflight;
     uint64_t inflight_bytes;
@@ -189,9 +272,18 @@ struct proxy {
     pthread_t thread;
     bool thread_runs;
     _Atomic bool stop;
+    _Atomic bool idle; /* nothing of its own is outstanding; kept while the communicator comes to rest */
 };
 
 /* ----------------------------------------------------------------------------------------------------- communicator */
+
+/* What all ranks' NICs and backends promise. */
+#define HAS_FLUSH_LOCAL 1u
+#define HAS_REPLENISH 2u
+typedef struct promised {
+    uccl_ep_caps caps;
+    uint32_t functions; /* optional ones that are there: HAS_* */
+} promised;
 
 /* What is known of a closed (channel, target). Written under failure_lock; `closed` is read without it. */
 typedef struct closure {
@@ -223,17 +315,26 @@ typedef struct uccl_ep_comm {
     uccl_ep_device *device;
     uccl_ep_device_info device_info;
     uccl_ep_caps caps;
+    promised agreed;
     uint32_t strategy;
     char strategy_reason[256];
     bool heap_owned, registered[UCCL_EP_REGIONS];
-    uint64_t *signal_words;
+    uint64_t *signal_words; /* [banks][signals] */
     uint64_t signal_bytes;
+    uint32_t banks, window;
+    uint32_t raise;
+    void *mailbox;
+    uint64_t mailbox_bytes;
+    uint32_t immediate_bits;
+    bool replenish;      /* immediates take receives, which go back */
+    bool flush_arrivals; /* bytes that an immediate tells of are visible after flush_local only */
     uint32_t channels;
     uccl_ep_ring *rings;             /* [channels] */
     struct channel **channel_of;     /* [channels] */
     uccl_ep_ring_counters *counters; /* [channels], those of one proxy side by side */
     struct proxy *proxies;
-    bool running; /* proxies pass: not before the end of create, and not within a reset */
+    bool running;           /* proxies pass: not before the end of create, and not within a reset */
+    _Atomic bool quiescing; /* before a reset: proxies say whether they are idle */
     _Atomic bool aborted;
     char abort_reason[160];
     /* failures: off the hot path, so a lock */
@@ -248,6 +349,11 @@ typedef struct uccl_ep_comm {
     struct waiter waiters[MAX_WAITERS];
     _Atomic uint32_t waiters_untold; /* found no place */
 } uccl_ep_comm;
+
+/* The peer's link; only where there are links. */
+static inline struct link *link_of(const struct proxy *p, const struct peer *q) {
+    return &p->links[q - p->peers];
+}
 
 static inline uint32_t peer_inflight(const struct peer *q) {
     return q->seq_issued - q->seq_completed;
@@ -307,7 +413,7 @@ uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *
                             uccl_ep_device_info *info);
 
 /* strategy.c */
-uccl_ep_status strategy_choose(uccl_ep_comm *comm, const uccl_ep_caps *weakest);
+uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all);
 const char *strategy_name(uint32_t strategy);
 
 /* failure.c: called by proxies, off the hot path */
@@ -331,16 +437,42 @@ void trace_record(struct proxy *p, const struct channel *c, uint64_t ticket, uin
 
 /* issue.c: order lists to operations */
 void issue_peer(struct proxy *p, uint32_t target);
+bool submit_control(struct proxy *p, uint32_t target, const uccl_ep_operation *operation);
+bool flush_due(const struct proxy *p, const struct peer *q);
 void endpoint_poll_failed(struct proxy *p, int32_t status);
 void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status);
 void activate(struct proxy *p, struct peer *q);
+
+/* mailbox.c: what ranks tell each other besides commands */
+uint64_t mailbox_bytes(const uccl_ep_comm *comm);
+uccl_ep_status mailbox_open(uccl_ep_comm *comm, struct proxy *p);
+void mailbox_reset(struct proxy *p, uint32_t target);
+void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry *e, uint64_t number,
+                      uccl_ep_operation *o);
+uint32_t mailbox_tagged(struct proxy *p, uint32_t target, const struct entry *e, uccl_ep_operation *o);
+void mailbox_sum(struct proxy *p, uint32_t target, const struct entry *e, uccl_ep_operation *o);
+uint64_t mailbox_issued(const struct proxy *p, const struct peer *q);
+uint32_t mailbox_window(const struct proxy *p, const struct peer *q);
+void mailbox_immediate(struct proxy *p, uint32_t source, uint64_t immediate);
+void mailbox_return_done(struct proxy *p, uint32_t target);
+bool mailbox_pass(struct proxy *p);
+
+/* flight.c: operations in flight on NICs whose completions come in any order */
+enum flight_kind { FLIGHT_NONE = 0, FLIGHT_COMMAND, FLIGHT_RETURN };
+uccl_ep_status flights_open(struct proxy *p);
+uint64_t flight_take(struct proxy *p, enum flight_kind kind, uint32_t entry, uint32_t peer);
+void flights_untake(struct proxy *p, uint32_t n);
+void flights_drop(struct proxy *p, uint32_t peer);
+struct flight *flight_end(struct proxy *p, uint64_t cookie, enum flight_kind *kind);
 
 /* retire.c: completions to counters */
 void retire_completion(struct proxy *p, const uccl_ep_completion *completion);
 void retire_head(struct proxy *p, uint32_t target);
 void window_advance(struct proxy *p, struct channel *c);
+void endpoint_fail(struct proxy *p, uccl_ep_status status, const char *why);
 void entry_failed(struct proxy *p, uint32_t target, struct entry *failed, const uccl_ep_error *error);
 void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error);
+void peer_let_go(struct proxy *p, uint32_t target);
 void peer_failing_step(struct proxy *p, uint32_t target);
 
 /* exchange.c: collective steps of create and reset */

@@ -53,6 +53,14 @@ typedef struct batch {
     uccl_ep_operation operations[BATCH_OPERATIONS];
 } batch;
 
+/* How signals are submitted. */
+enum form {
+    FORM_ADD,      /* an add right behind the puts */
+    FORM_HOLD,     /* once all before it is visible */
+    FORM_SEQUENCED /* as one more of the numbered writes */
+};
+
+/* Flags and the bank of an add are put in by dress(), where there are any. */
 static inline void write_put(uccl_ep_operation *o, const struct entry *e, uint32_t begin, uint32_t length) {
     o->kind = UCCL_EP_OPERATION_WRITE;
     o->flags = 0;
@@ -64,7 +72,7 @@ static inline void write_put(uccl_ep_operation *o, const struct entry *e, uint32
     o->value = 0;
 }
 
-static inline void write_signal(uccl_ep_operation *o, const struct entry *e) {
+static inline void write_add(uccl_ep_operation *o, const struct entry *e) {
     o->kind = UCCL_EP_OPERATION_ADD64;
     o->flags = 0;
     o->local_region = 0;
@@ -75,18 +83,23 @@ static inline void write_signal(uccl_ep_operation *o, const struct entry *e) {
     o->value = e->add;
 }
 
-/* Completions of an in-order NIC are told by sequence; of another by entry and ticket, which this gives. */
-__attribute__((noinline)) static uint64_t count_outstanding(const struct proxy *p, struct entry *e) {
-    e->outstanding++;
+/* Completions of an in-order NIC are told by sequence; of another by flight, whose cookie this gives. */
+__attribute__((noinline)) static uint64_t count_outstanding(struct proxy *p, struct entry *e) {
+    if (!FAULT(complete_at_submit)) e->outstanding++;
     e->group = 1;
-    return ticket_of(&p->channel[e->channel], e) << 32 | (uint32_t)(e - p->entries);
+    return flight_take(p, FLIGHT_COMMAND, (uint32_t)(e - p->entries), e->target);
+}
+
+/* The next operation of `e` has this cookie. `seq` counts operations to the peer, on any NIC. */
+static inline uint64_t cookie_of(struct proxy *p, struct entry *e, uint64_t seq, bool in_order) {
+    return in_order ? seq : count_outstanding(p, e);
 }
 
 /*
  * `o` carries the whole put of `first`. Let it carry what follows as long as channel, source and target go on where the
  * last one ended. Returns the last entry carried; no other of them has a signal.
  */
-static struct entry *merge(const struct proxy *p, batch *b, uccl_ep_operation *o, struct entry *first,
+static struct entry *merge(const struct proxy *p, batch *b, uccl_ep_operation *o, struct entry *first, uint32_t seq,
                            uint64_t bytes_room) {
     struct entry *last = first;
     while (last->flags & ENTRY_FOLLOWED) {
@@ -98,9 +111,8 @@ static struct entry *merge(const struct proxy *p, batch *b, uccl_ep_operation *o
         bytes_room -= next->bytes;
         o->length += next->bytes;
         next->bytes_issued = next->bytes;
-        if (p->in_order) {
-            last->last_seq = (uint32_t)o->cookie;
-        } else {
+        last->last_seq = seq;
+        if (!p->in_order) {
             next->outstanding++;
             first->group++;
         }
@@ -111,26 +123,75 @@ static struct entry *merge(const struct proxy *p, batch *b, uccl_ep_operation *o
 }
 
 /*
- * Fill a batch of up to b->room operations, and move `issue` behind what it carries. The strategy and the kind of NIC
- * are constants here, so that each has a loop without the questions of the others.
+ * The signal that is due at the head, in the form of hold that is used: all of it, or what there is room for. With a
+ * mailbox it may be two operations, of which a NIC takes the first alone.
+ */
+__attribute__((noinline)) static uccl_ep_operation *plan_due(struct proxy *p, struct peer *q, uccl_ep_operation *o,
+                                                             const uccl_ep_operation *end, uint64_t *seq) {
+    struct entry *e = q->head;
+    const uint32_t target = (uint32_t)(q - p->peers);
+    uccl_ep_operation due[2];
+    uint32_t n = 1;
+    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX)
+        n = mailbox_tagged(p, target, e, due);
+    else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
+        mailbox_sum(p, target, e, due);
+    else
+        write_add(due, e);
+    for (uint32_t i = e->flags & ENTRY_RECORD_SENT ? 1 : 0; i < n; i++) {
+        if (o == end) return o;
+        *o = due[i];
+        ++*seq;
+        o++->cookie = cookie_of(p, e, *seq, p->in_order);
+        e->last_seq = (uint32_t)*seq;
+        if (n > 1) e->flags |= ENTRY_RECORD_SENT;
+    }
+    e->stage = p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ? STAGE_APPLYING : STAGE_TAKEN;
+    return o;
+}
+
+/* Broken on purpose (signal_not_held, two_sums_in_flight): the signal goes out behind its puts at once. */
+static uccl_ep_operation *plan_unheld(struct proxy *p, struct peer *q, struct entry *e, uccl_ep_operation *o,
+                                      uint64_t *seq) {
+    const uint32_t target = (uint32_t)(q - p->peers);
+    uint32_t n = 1;
+    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX) {
+        n = mailbox_tagged(p, target, e, o);
+        p->links[target].records++;
+    } else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM) {
+        mailbox_sum(p, target, e, o);
+        p->sums[(uint64_t)target * p->signals + e->slot] += e->add;
+    } else {
+        write_add(o, e);
+    }
+    for (uint32_t i = 0; i < n; i++) o[i].cookie = cookie_of(p, e, ++*seq, p->in_order);
+    return o + n;
+}
+
+/* Its record's place, or its source, is free: the one that had it a window ago is complete. */
+static inline bool record_fits(const struct proxy *p, const struct peer *q, const struct entry *e, uint64_t number) {
+    return q->head == e || (uint32_t)number - q->head->last_seq < p->window || FAULT(return_word_ignored);
+}
+
+/*
+ * Fill a batch of up to b->room operations, and move `issue` behind what it carries. The form and the kind of NIC are
+ * constants here, so that each has a loop without the questions of the others.
  */
 static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struct peer *q, batch *b, bool in_order,
-                                                          bool hold) {
+                                                          enum form form) {
     /* Copies: for all that the compiler knows, the stores below could change what p and q point to. */
     const uint32_t max_message = p->max_message_bytes;
     static const struct entry_state fresh = {.stage = STAGE_TAKEN};
     uccl_ep_operation *o = b->operations, *const end = o + b->room;
-    /* Of the last operation, on in-order NICs: one before the first, whose sequence may be 0. */
-    uint64_t cookie = ((uint64_t)q->incarnation << 32 | (uint32_t)(q->seq_issued + 1)) - 1;
+    /* Of the last operation: one before the first, whose sequence may be 0. Numbers of a sequenced write have 64 bits.
+     */
+    uint64_t seq = form == FORM_SEQUENCED ? mailbox_issued(p, q)
+                                          : ((uint64_t)q->incarnation << 32 | (uint32_t)(q->seq_issued + 1)) - 1;
+    const uint64_t immediate_mask = p->immediate_mask;
     uint64_t granted = bytes_allowed(p, q), bytes_room = granted;
     b->holds = b->merged = b->flow_stops = 0;
 
-    if (hold && signal_due(p, q) && o != end) {
-        write_signal(o, q->head);
-        o++->cookie = in_order ? ++cookie : count_outstanding(p, q->head);
-        q->head->last_seq = (uint32_t)cookie;
-        q->head->stage = STAGE_TAKEN;
-    }
+    if (form == FORM_HOLD && signal_due(p, q)) o = plan_due(p, q, o, end, &seq);
     struct entry *e = q->issue;
     while (e) {
         if (LIKELY(!memcmp(&e->state, &fresh, sizeof fresh))) {
@@ -141,7 +202,9 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
                 if (UNLIKELY(bytes > max_message || bytes > bytes_room)) goto pieces;
                 bytes_room -= bytes;
                 write_put(o, e, 0, (uint32_t)bytes);
-                o++->cookie = in_order ? ++cookie : count_outstanding(p, e);
+                ++seq;
+                if (form == FORM_SEQUENCED) o->kind = UCCL_EP_OPERATION_WRITE_IMM, o->value = seq & immediate_mask;
+                o++->cookie = cookie_of(p, e, seq, in_order);
                 e->bytes_issued = (uint32_t)bytes;
             }
         } else {
@@ -161,28 +224,40 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
                 }
                 bytes_room -= length;
                 write_put(o, e, begin, length);
-                o->cookie = in_order ? ++cookie : count_outstanding(p, e);
+                ++seq;
+                if (form == FORM_SEQUENCED) o->kind = UCCL_EP_OPERATION_WRITE_IMM, o->value = seq & immediate_mask;
+                o->cookie = cookie_of(p, e, seq, in_order);
                 if (FAULT(drop_split_tail) && begin && length == left) o->length = 0;
                 e->bytes_issued = begin + length;
                 if (e->flags & ENTRY_FOLLOWED && p->merge && !begin && length == left) {
-                    e = merge(p, b, o, e, bytes_room);
+                    e = merge(p, b, o, e, (uint32_t)seq, bytes_room);
                     bytes_room -= o->length - length;
                 }
                 o++;
             }
         }
         if (has_signal(e)) {
-            if (hold && !FAULT(signal_not_held)) {
+            if (form == FORM_HOLD && !FAULT(signal_not_held) && !FAULT(two_sums_in_flight)) {
                 e->stage = STAGE_HELD;
                 b->holds++;
+            } else if (FAULT(signal_not_held) || FAULT(two_sums_in_flight)) {
+                if (end - o < 2) goto full;
+                o = plan_unheld(p, q, e, o, &seq);
             } else {
                 if (o == end) goto full;
-                write_signal(o, e);
-                o++->cookie = in_order ? ++cookie : count_outstanding(p, e);
+                if (form == FORM_SEQUENCED) {
+                    if (!record_fits(p, q, e, seq + 1)) goto full;
+                    mailbox_numbered(p, e->target, e, seq + 1, o);
+                    o->value = (seq + 1) & immediate_mask;
+                } else {
+                    write_add(o, e);
+                }
+                ++seq;
+                o++->cookie = cookie_of(p, e, seq, in_order);
             }
         }
     next:
-        e->last_seq = (uint32_t)cookie;
+        e->last_seq = (uint32_t)seq;
         e = e->next;
     }
 full:
@@ -193,24 +268,42 @@ full:
 
 static void plan(struct proxy *p, struct peer *q, batch *b) {
     if (LIKELY(p->in_order && !p->hold))
-        plan_as(p, q, b, true, false);
+        plan_as(p, q, b, true, FORM_ADD);
     else if (p->in_order)
-        plan_as(p, q, b, true, true);
+        plan_as(p, q, b, true, FORM_HOLD);
+    else if (p->hold)
+        plan_as(p, q, b, false, FORM_HOLD);
+    else if (p->sequenced)
+        plan_as(p, q, b, false, FORM_SEQUENCED);
     else
-        plan_as(p, q, b, false, p->hold);
+        plan_as(p, q, b, false, FORM_ADD);
 }
 
-/* Undo a plan: `begin` was at `issue`, with so much of it issued and so many outstanding; what lies behind it was
- * untouched. */
-static void take_back(struct peer *q, struct entry *begin, uint32_t bytes_issued, uint16_t outstanding, bool due) {
-    for (struct entry *e = begin; e; e = e == q->issue ? NULL : e->next) {
+/* What a plan changes of the entries that it began with, to be able to undo it. */
+struct before {
+    struct entry *issue;
+    struct entry_state issue_state, head_state;
+    bool due;
+};
+
+static struct before look(const struct proxy *p, const struct peer *q) {
+    struct before was = {.issue = q->issue, .due = signal_due(p, q)};
+    if (q->issue) was.issue_state = q->issue->state;
+    if (was.due) was.head_state = q->head->state;
+    return was;
+}
+
+/* Undo a plan of n operations; what lay behind its beginning was untouched. */
+static void take_back(struct proxy *p, struct peer *q, const struct before *was, uint32_t n) {
+    for (struct entry *e = was->issue; e; e = e == q->issue ? NULL : e->next) {
         e->bytes_issued = 0;
         e->outstanding = 0;
         if (e->stage == STAGE_HELD) e->stage = STAGE_TAKEN;
     }
-    if (begin) begin->bytes_issued = bytes_issued, begin->outstanding = outstanding;
-    if (due) q->head->stage = STAGE_SIGNAL_DUE, q->head->outstanding = 0;
-    q->issue = begin;
+    if (was->issue) was->issue->state = was->issue_state;
+    if (was->due) q->head->state = was->head_state;
+    q->issue = was->issue;
+    if (!p->in_order) flights_untake(p, n);
 }
 
 /* Broken on purpose; see fault_point.h. */
@@ -233,6 +326,15 @@ static void damage(uccl_ep_operation *operations, uint32_t n) {
     }
 }
 
+/* What a NIC or a strategy wants of every operation besides: behind the loop that plans, for most want nothing. */
+static void dress(const struct proxy *p, batch *b) {
+    for (uint32_t i = 0; i < b->n; i++) {
+        uccl_ep_operation *o = &b->operations[i];
+        o->flags |= o->kind == UCCL_EP_OPERATION_ADD64 ? p->signal_flags : p->put_flags;
+        if (o->kind == UCCL_EP_OPERATION_ADD64) o->remote_offset += p->bank_offset;
+    }
+}
+
 /*
  * Say which operations give a completion: the last one, and some before it, for a NIC that takes only a part. If the
  * last one taken has none, nothing tells of what came before it until more is submitted; so the first of the next batch
@@ -240,39 +342,87 @@ static void damage(uccl_ep_operation *operations, uint32_t n) {
  */
 static void mark_signalled(const struct proxy *p, const struct peer *q, batch *b) {
     const uint32_t every = p->unsignalled ? p->signal_every : 1;
-    for (uint32_t i = every - 1; i < b->n; i += every) b->operations[i].flags = UCCL_EP_OPERATION_SIGNALLED;
-    b->operations[b->n - 1].flags = UCCL_EP_OPERATION_SIGNALLED;
-    if (q->uncovered) b->operations[0].flags = UCCL_EP_OPERATION_SIGNALLED;
+    for (uint32_t i = every - 1; i < b->n; i += every) b->operations[i].flags |= UCCL_EP_OPERATION_SIGNALLED;
+    b->operations[b->n - 1].flags |= UCCL_EP_OPERATION_SIGNALLED;
+    if (q->uncovered) b->operations[0].flags |= UCCL_EP_OPERATION_SIGNALLED;
+}
+
+/* Hand over to the NIC. Returns how many it took; *status says why not all. */
+static uint32_t submit(struct proxy *p, uint32_t target, const uccl_ep_operation *operations, uint32_t n,
+                       uccl_ep_status *status) {
+    uint32_t accepted = 0;
+    host_fail_clear();
+    *status = p->comm->backend->submit(p->endpoint, target, operations, n, 0, &accepted);
+    p->stats.submits++;
+    if (UNLIKELY(accepted > n)) {
+        accepted = 0;
+        *status = UCCL_EP_E_BACKEND;
+    }
+    if (UNLIKELY(accepted < n && (*status == UCCL_EP_OK || *status == UCCL_EP_E_AGAIN))) {
+        p->stats.backpressure++;
+        *status = UCCL_EP_OK;
+    }
+    return accepted;
+}
+
+/* A write of the core's own, with its cookie. Returns whether the NIC took it. */
+bool submit_control(struct proxy *p, uint32_t target, const uccl_ep_operation *operation) {
+    uccl_ep_status status;
+    const bool taken = submit(p, target, operation, 1, &status);
+    if (UNLIKELY(status != UCCL_EP_OK)) issue_refused(p, target, status);
+    return taken;
+}
+
+/* Something was submitted since the last read, and one may go: reads do not overtake, so one at a time covers all. */
+bool flush_due(const struct proxy *p, const struct peer *q) {
+    const struct link *l = link_of(p, q);
+    return q->head && !l->flushing && l->flush_seq != q->seq_issued;
+}
+
+/* Behind the batch a read that makes it visible, if there is room for it. */
+static bool plan_read(struct proxy *p, const struct peer *q, batch *b, uint32_t room) {
+    if (b->n == room || link_of(p, q)->flushing || (!b->n && !flush_due(p, q))) return false;
+    const uint32_t seq = q->seq_issued + b->n + 1;
+    b->operations[b->n++] = (uccl_ep_operation){.kind = UCCL_EP_OPERATION_READ,
+                                                .local_region = UCCL_EP_REGION_MAILBOX,
+                                                .remote_region = UCCL_EP_REGION_HEAP,
+                                                .length = 8,
+                                                .local_offset = p->mailbox.outbox + p->mailbox.read,
+                                                .cookie = (uint64_t)q->incarnation << 32 | seq};
+    return true;
+}
+
+/* The signal that was due went out whole. */
+static void due_submitted(struct proxy *p, uint32_t target, const struct entry *e) {
+    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX)
+        p->links[target].records++;
+    else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
+        p->sums[(uint64_t)target * p->signals + e->slot] += e->add;
 }
 
 void issue_peer(struct proxy *p, uint32_t target) {
     struct peer *q = &p->peers[target];
-    struct entry *const begin = q->issue;
-    const uint32_t bytes_issued = begin ? begin->bytes_issued : 0;
-    const uint16_t outstanding = begin ? begin->outstanding : 0;
-    const bool due = signal_due(p, q);
+    const struct before was = look(p, q);
+    const uint32_t allowed = operations_allowed(p, q);
     batch b;
-    b.room = operations_allowed(p, q);
+    const uint32_t numbers = p->sequenced ? mailbox_window(p, q) : allowed;
+    b.room = numbers < allowed ? numbers : allowed;
     uint32_t accepted = 0;
     uccl_ep_status status = UCCL_EP_OK;
     plan(p, q, &b);
-    q->limited = !b.n;
+    bool read = p->raise == RAISE_READ && plan_read(p, q, &b, b.room);
+    q->limited = !b.n && (!allowed || b.flow_stops);
     if (!b.room) p->stats.flow_stops++;
     if (b.n) {
+        if (p->dresses) dress(p, &b);
         mark_signalled(p, q, &b);
         damage(b.operations, b.n);
-        host_fail_clear();
-        status = p->comm->backend->submit(p->endpoint, target, b.operations, b.n, 0, &accepted);
-        p->stats.submits++;
-        if (UNLIKELY(accepted > b.n)) {
-            accepted = 0;
-            status = UCCL_EP_E_BACKEND;
-        }
-        if (accepted) q->uncovered = !b.operations[accepted - 1].flags;
+        accepted = submit(p, target, b.operations, b.n, &status);
+        if (accepted) q->uncovered = !(b.operations[accepted - 1].flags & UCCL_EP_OPERATION_SIGNALLED);
         if (UNLIKELY(accepted < b.n)) {
-            if (status == UCCL_EP_OK) p->stats.backpressure++;
-            take_back(q, begin, bytes_issued, outstanding, due);
+            take_back(p, q, &was, b.n);
             b.room = accepted;
+            read = false;
             plan(p, q, &b);
             UCCL_EP_ASSERT(b.n == accepted);
         }
@@ -287,12 +437,18 @@ void issue_peer(struct proxy *p, uint32_t target) {
     p->stats.flow_stops += b.flow_stops;
     if (p->inflight > p->stats.inflight_peak) p->stats.inflight_peak = p->inflight;
     if (p->inflight_bytes > p->stats.inflight_bytes_peak) p->stats.inflight_bytes_peak = p->inflight_bytes;
-    if (FAULT(complete_at_submit) && p->in_order && accepted) {
+    if (read) {
+        link_of(p, q)->flushing = true;
+        link_of(p, q)->flush_seq = q->seq_issued;
+        p->stats.flushes++;
+    }
+    if (was.due && q->head->stage != STAGE_SIGNAL_DUE) due_submitted(p, target, q->head);
+    if (FAULT(complete_at_submit) && accepted && p->in_order) {
         const uccl_ep_completion early = {.cookie = (uint64_t)q->incarnation << 32 | q->seq_issued, .peer = target};
         retire_completion(p, &early);
         return;
     }
-    if (UNLIKELY(status != UCCL_EP_OK && status != UCCL_EP_E_AGAIN)) {
+    if (UNLIKELY(status != UCCL_EP_OK)) {
         issue_refused(p, target, status);
         return;
     }

@@ -28,6 +28,8 @@ uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info) {
                              .heap_bytes = c->heap_bytes,
                              .heap = c->heap,
                              .signal_words = comm->signal_words,
+                             .signal_banks = comm->banks,
+                             .window = comm->window,
                              .device = comm->device_info};
     snprintf(all.backend, sizeof all.backend, "%s", comm->backend->name);
     snprintf(all.backend_version, sizeof all.backend_version, "%s", comm->backend->version);

@@ -32,6 +32,7 @@ static inline void append(struct proxy *p, struct peer *q, struct entry *e) {
             q->head = e;
             q->progress_ns = p->now_ns;
             p->busy[target >> 6] |= 1ull << (target & 63);
+            p->busy_count++;
         }
         q->issue = e;
         activate(p, q);
@@ -331,7 +332,8 @@ static bool issue_all(struct proxy *p) {
         const uint32_t target = p->active[i];
         struct peer *q = &p->peers[target];
         if (q->state == PEER_UP) issue_peer(p, target);
-        const bool more = q->state == PEER_UP && (q->issue || signal_due(p, q));
+        const bool more =
+            q->state == PEER_UP && (q->issue || signal_due(p, q) || (p->raise == RAISE_READ && flush_due(p, q)));
         q->active = more;
         if (more) p->active[kept++] = (uint16_t)target;
     }
@@ -374,6 +376,7 @@ bool proxy_pass(struct proxy *p) {
     bool worked = drain_all(p);
     if (p->active_count) worked |= issue_all(p);
     worked |= poll_all(p);
+    if (p->mailboxes) worked |= mailbox_pass(p);
     if (UNLIKELY(p->failing)) failing_all(p);
     if (UNLIKELY(now - p->housekeeping_ns >= HOUSEKEEPING_NS)) housekeeping(p);
     if (p->moved) {
@@ -382,6 +385,8 @@ bool proxy_pass(struct proxy *p) {
         p->moved = false;
         worked = true;
     }
+    if (UNLIKELY(atomic_load_explicit(&p->comm->quiescing, memory_order_relaxed)))
+        atomic_store_explicit(&p->idle, proxy_idle(p), memory_order_release);
     if (!worked) p->stats.idle_passes++;
     return worked;
 }

@@ -6,27 +6,37 @@
  * nothing is in flight anywhere, failed connections are made anew and all signal words start at zero again; then the
  * proxies go on.
  */
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "internal.h"
 
-/* Let everything end: healthy peers complete, failing ones let go or run into the deadline. No proxy thread runs. */
+/*
+ * Let everything end: healthy peers complete, failing ones let go or run into the deadline. The proxies go on passing,
+ * here and until all ranks have come so far: another rank's commands may need this one's return words.
+ */
 static uccl_ep_status finish(uccl_ep_comm *comm) {
     const uint64_t deadline = deadline_of(comm, comm->config.peer_timeout_ns * 2 + comm->config.timeout_ns);
+    uccl_ep_status status = UCCL_EP_OK;
     backoff b = {0};
-    for (;;) {
-        bool idle = true;
-        for (uint32_t i = 0; i < comm->config.proxies; i++) {
-            proxy_pass(&comm->proxies[i]);
-            idle &= proxy_idle(&comm->proxies[i]);
-        }
-        if (idle) return UCCL_EP_OK;
-        if (atomic_load(&comm->aborted)) return check_usable(comm);
-        if (comm_now(comm) >= deadline)
-            return fail_local(UCCL_EP_E_DEADLINE, "ERR-6", "what was posted before the reset did not end in time");
-        backoff_pause(comm, &b);
+    for (uint32_t i = 0; i < comm->config.proxies; i++) atomic_store(&comm->proxies[i].idle, false);
+    atomic_store(&comm->quiescing, true);
+    for (bool idle = false; !idle && status == UCCL_EP_OK;) {
+        idle = true;
+        for (uint32_t i = 0; i < comm->config.proxies; i++)
+            idle &= atomic_load_explicit(&comm->proxies[i].idle, memory_order_acquire);
+        if (idle) break;
+        if (atomic_load(&comm->aborted))
+            status = check_usable(comm);
+        else if (comm_now(comm) >= deadline)
+            status = fail_local(UCCL_EP_E_DEADLINE, "ERR-6", "what was posted before the reset did not end in time");
+        else
+            backoff_wait(comm, &b);
     }
+    atomic_store(&comm->quiescing, false);
+    return status;
 }
 
 /* A channel that had closed starts behind all tickets that were given out. */
@@ -83,17 +93,19 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
     if (!mine || !wanted || !all || !address || !addresses || !regions || !all_regions)
         status = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to reset %u ranks", size);
 
-    stop_proxies(comm);
     for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
         if (comm->proxies[i].endpoint_broken)
             status = fail_local(UCCL_EP_E_NIC, "ERR-6",
                                 "the endpoint of proxy %u is closed: only a new communicator helps", i);
     if (status == UCCL_EP_OK) status = finish(comm);
-    if (status == UCCL_EP_OK)
-        for (uint32_t target = 0; target < size; target++) mine[target] = down(comm, target);
+    status = exchange(comm, bootstrap, "reset finish", status, NULL, 0, NULL);
+    stop_proxies(comm);
 
-    /* Nothing is in flight from here to the last exchange. A pair is made anew if either end wants it. */
-    status = exchange(comm, bootstrap, "reset", status, mine, size * (uint32_t)sizeof *mine, all);
+    /* No command is in flight from here to the last exchange. A pair is made anew if either end wants it. */
+    if (status == UCCL_EP_OK) {
+        for (uint32_t target = 0; target < size; target++) mine[target] = down(comm, target);
+        status = exchange(comm, bootstrap, "reset", status, mine, size * (uint32_t)sizeof *mine, all);
+    }
     if (status == UCCL_EP_OK) {
         for (uint32_t target = 0; target < size; target++)
             wanted[target] = mine[target] || all[(size_t)target * size + comm->rank];
@@ -108,10 +120,20 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
         status =
             exchange(comm, bootstrap, "reset regions", UCCL_EP_OK, regions, (uint32_t)region_blobs_size(), all_regions);
     if (status == UCCL_EP_OK) {
+        /* All have disconnected, nobody has connected: nothing writes into the mailboxes of these pairs. */
+        for (uint32_t target = 0; target < size; target++) {
+            for (uint32_t i = 0; i < proxies && wanted[target]; i++) {
+                struct proxy *p = &comm->proxies[i];
+                peer_let_go(p, target);
+                p->peers[target].seq_issued = p->peers[target].seq_completed = (uint32_t)comm->config.first_sequence;
+                mailbox_reset(p, target);
+            }
+        }
         status = connect_peers(comm, addresses, wanted);
         if (status == UCCL_EP_OK) status = import_peers(comm, all_regions, wanted);
         for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++) {
             struct proxy *p = &comm->proxies[i];
+            if (p->sums) madvise(p->sums, (size_t)size * p->signals * sizeof *p->sums, MADV_DONTNEED); /* all zero */
             for (uint32_t target = 0; target < size; target++) {
                 struct peer *q = &p->peers[target];
                 q->open = UINT64_MAX;

@@ -19,6 +19,7 @@ static void set_head(struct proxy *p, struct peer *q, struct entry *e, uint64_t 
         const uint32_t target = (uint32_t)(q - p->peers);
         q->tail = NULL;
         p->busy[target >> 6] &= ~(1ull << (target & 63));
+        p->busy_count--;
     }
 }
 
@@ -31,23 +32,36 @@ static inline struct entry *leave(struct entry *e, uint64_t *bytes) {
 
 /* The signal held at the head: its put is complete, and so is all before it. */
 static void head_held(struct proxy *p, struct peer *q, struct entry *e) {
-    if (e->stage == STAGE_SIGNAL_DUE) return;
     e->flags |= ENTRY_SOURCE_DONE;
     e->stage = STAGE_SIGNAL_DUE;
     p->moved = true;
     activate(p, q);
 }
 
+/* The record of the signal at the head was submitted: has its target said that it added it? */
+static bool applied(const struct proxy *p, const struct peer *q) {
+    const struct link *l = link_of(p, q);
+    return (int64_t)(l->returned - l->records) >= 0 || FAULT(return_word_ignored);
+}
+
 /* Take off the list what is complete at its head. The kind of NIC and the strategy are constants here. */
-static inline __attribute__((always_inline)) void retire_as(struct proxy *p, struct peer *q, bool in_order, bool hold) {
+static inline __attribute__((always_inline)) void retire_as(struct proxy *p, struct peer *q, bool in_order, bool hold,
+                                                            bool sequenced) {
     struct entry *e = q->head;
     const struct entry *const head = e, *const issue = q->issue;
-    const uint32_t completed = q->seq_completed;
+    uint32_t completed = q->seq_completed;
+    if (in_order && UNLIKELY(p->raise == RAISE_READ)) completed = link_of(p, q)->seq_visible;
+    if (sequenced) completed = (uint32_t)link_of(p, q)->returned;
     uint64_t bytes = 0;
     while (e != issue) {
-        if (in_order ? (int32_t)(completed - e->last_seq) < 0 : e->outstanding != 0) break;
-        if (hold && e->stage >= STAGE_HELD) {
-            head_held(p, q, e);
+        if (FAULT(complete_at_submit) && !in_order && e->stage != STAGE_HELD && e->stage != STAGE_SIGNAL_DUE) {
+            e = leave(e, &bytes);
+            continue;
+        }
+        if (!in_order && e->outstanding) break;
+        if ((in_order || sequenced) && (int32_t)(completed - e->last_seq) < 0) break;
+        if (hold && e->stage >= STAGE_HELD && (e->stage != STAGE_APPLYING || !applied(p, q))) {
+            if (e->stage == STAGE_HELD) head_held(p, q, e);
             break;
         }
         e = leave(e, &bytes);
@@ -60,9 +74,11 @@ static inline __attribute__((always_inline)) void retire_as(struct proxy *p, str
 void retire_head(struct proxy *p, uint32_t target) {
     struct peer *q = &p->peers[target];
     if (LIKELY(p->in_order && !p->hold))
-        retire_as(p, q, true, false);
+        retire_as(p, q, true, false, false);
+    else if (p->sequenced)
+        retire_as(p, q, false, false, true);
     else
-        retire_as(p, q, p->in_order, p->hold);
+        retire_as(p, q, p->in_order, p->hold, false);
 }
 
 /* Let a channel's counters follow its window. */
@@ -81,7 +97,7 @@ void window_advance(struct proxy *p, struct channel *c) {
     }
     c->complete = complete;
     uint64_t source = (int64_t)(c->source - complete) > 0 ? c->source : complete;
-    if (p->hold) {
+    if (p->source_early) {
         while (source != taken) {
             const struct entry *e = &c->window[source & mask];
             if (e->stage != STAGE_FREE && !(e->flags & ENTRY_SOURCE_DONE)) break;
@@ -155,13 +171,14 @@ void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error) {
         close_target(p, e->channel, target, ticket_of(&p->channel[e->channel], e), q->failure);
     }
     q->issue = NULL;
+    q->uncovered = 0;
     if (FAULT(loss_closes_all))
         for (uint32_t other = 0; other < p->size; other++)
             if (other != target) peer_fail(p, other, error);
 }
 
 /* The endpoint itself cannot be used any more: close it, which stops all its DMA, and fail everybody. */
-static void endpoint_fail(struct proxy *p, uccl_ep_status status, const char *why) {
+void endpoint_fail(struct proxy *p, uccl_ep_status status, const char *why) {
     if (p->endpoint_broken) return;
     p->endpoint_broken = true;
     for (uint32_t target = 0; target < p->size; target++) {
@@ -186,6 +203,16 @@ void endpoint_poll_failed(struct proxy *p, int32_t status) {
     endpoint_fail(p, checked_status(status), why);
 }
 
+/* The NIC is disconnected from the peer: no completion will come for what is in flight. */
+void peer_let_go(struct proxy *p, uint32_t target) {
+    struct peer *q = &p->peers[target];
+    if (p->in_order)
+        p->inflight -= peer_inflight(q);
+    else
+        flights_drop(p, target);
+    q->seq_completed = q->seq_issued;
+}
+
 /* Ask the NIC to let go; once it has, retire all that is on the list. */
 void peer_failing_step(struct proxy *p, uint32_t target) {
     struct peer *q = &p->peers[target];
@@ -200,8 +227,7 @@ void peer_failing_step(struct proxy *p, uint32_t target) {
             endpoint_fail(p, status == UCCL_EP_IN_PROGRESS ? UCCL_EP_E_NIC : checked_status(status), why);
         }
     }
-    p->inflight -= peer_inflight(q);
-    q->seq_completed = q->seq_issued;
+    peer_let_go(p, target);
     uint64_t bytes = 0;
     struct entry *e = q->head;
     while (e) e = leave(e, &bytes);
@@ -229,6 +255,18 @@ void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
 
 /* ------------------------------------------------------------------------------------------------------ completions */
 
+/* Reads and return words among what is complete by now. */
+static void link_completed(struct proxy *p, uint32_t target) {
+    struct peer *q = &p->peers[target];
+    struct link *l = &p->links[target];
+    if (l->flushing && (int32_t)(q->seq_completed - l->flush_seq) >= 0) {
+        l->flushing = false;
+        l->seq_visible = l->flush_seq;
+        if (q->head && l->flush_seq != q->seq_issued) activate(p, q);
+    }
+    if (l->returning && (int32_t)(q->seq_completed - l->control_seq) >= 0) mailbox_return_done(p, target);
+}
+
 static void completion_in_order(struct proxy *p, const uccl_ep_completion *completion) {
     if (UNLIKELY(completion->peer >= p->size)) {
         p->stats.stale++;
@@ -246,6 +284,7 @@ static void completion_in_order(struct proxy *p, const uccl_ep_completion *compl
     const uint32_t done = seq - q->seq_completed;
     q->seq_completed = seq;
     p->inflight -= done;
+    if (p->links) link_completed(p, completion->peer);
     retire_head(p, completion->peer);
     if (UNLIKELY(failed)) {
         uccl_ep_error error;
@@ -254,39 +293,50 @@ static void completion_in_order(struct proxy *p, const uccl_ep_completion *compl
     }
 }
 
+/* All that was to be submitted of it is, and is complete: the NIC reads its source no more. */
+static void source_done(struct proxy *p, struct peer *q, struct entry *e) {
+    if (e == q->issue || e->bytes_issued != e->bytes) return;
+    e->flags |= ENTRY_SOURCE_DONE;
+    p->moved = true;
+}
+
 static void completion_any_order(struct proxy *p, const uccl_ep_completion *completion) {
-    const uint32_t id = (uint32_t)completion->cookie;
-    if (UNLIKELY(id >= p->channels << p->window_log2)) {
+    enum flight_kind kind;
+    const struct flight *f = flight_end(p, completion->cookie, &kind);
+    if (UNLIKELY(!f)) {
         p->stats.stale++;
         return;
     }
-    struct entry *e = &p->entries[id];
-    const uint32_t ticket_low = (uint32_t)ticket_of(&p->channel[id >> p->window_log2], e);
-    if (UNLIKELY(e->stage == STAGE_FREE || ticket_low != completion->cookie >> 32 || !e->outstanding)) {
-        p->stats.stale++;
-        return;
-    }
-    const uint32_t target = e->target;
+    const uint32_t target = f->peer;
     struct peer *q = &p->peers[target];
-    q->seq_completed++;
-    p->inflight--;
-    struct entry *carried = e;
-    for (uint32_t k = e->group; k; k--, carried = carried->next) carried->outstanding--;
+    struct entry *e = kind == FLIGHT_COMMAND ? &p->entries[f->entry] : NULL;
+    if (e) {
+        q->seq_completed++;
+        struct entry *carried = e;
+        for (uint32_t k = FAULT(complete_at_submit) ? 0 : e->group; k; k--, carried = carried->next) {
+            carried->outstanding--;
+            if (p->sequenced && !carried->outstanding) source_done(p, q, carried);
+        }
+    }
     if (UNLIKELY(completion->status != UCCL_EP_OK) && !FAULT(error_swallowed) && q->state == PEER_UP) {
         uccl_ep_error error;
         nic_error(p, &error, e, target, completion->status, completion->vendor_code);
-        if (p->error_stops || completion->status == UCCL_EP_E_PEER_LOST)
+        if (p->error_stops || completion->status == UCCL_EP_E_PEER_LOST || !e)
             peer_fail(p, target, &error);
         else
             entry_failed(p, target, e, &error);
     }
-    if (q->state == PEER_UP) retire_head(p, target);
+    if (q->state != PEER_UP) return;
+    if (e)
+        retire_head(p, target);
+    else
+        mailbox_return_done(p, target);
 }
 
 void retire_completion(struct proxy *p, const uccl_ep_completion *completion) {
     p->stats.completions++;
-    if (completion->kind != UCCL_EP_COMPLETION_OPERATION) {
-        p->stats.stale++; /* no strategy of this version sends immediates */
+    if (completion->kind == UCCL_EP_COMPLETION_IMMEDIATE) {
+        mailbox_immediate(p, completion->peer, completion->cookie);
         return;
     }
     if (p->in_order)

@@ -2,12 +2,20 @@
  *
  * strategy.c: how signals keep their order on the NIC at hand, chosen from its promises.
  *
- * A strategy is a set of needs and what issue.c and retire.c do with a signal. It knows no vendor. All ranks of a
- * communicator use the same one, so the choice is made on the promises that every rank's NIC gives.
+ * A strategy is a set of needs and what issue.c, retire.c and mailbox.c do with a signal. It knows no vendor. All ranks
+ * of a communicator use the same one, so the choice is made on the promises that every rank's NIC gives.
+ *
+ * All of them retire commands on completions, and what is complete must be visible (QUI-1, MEM-3). A NIC whose
+ * completions say less has them raised: it is asked to (VISIBLE_ON_REQUEST), or a read behind the writes does it
+ * (READ_FLUSHES), or, where the target's proxy counts what it receives, its return word does.
  */
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "internal.h"
+
+/* Below that many bits a number could not be told from one a window away with room to spare (LIM-1). */
+#define MIN_IMMEDIATE_BITS 24u
 
 static const struct promise {
     uint64_t flag;
@@ -17,69 +25,149 @@ static const struct promise {
     {UCCL_EP_CAP_ORDER_WRITE_ATOMIC, "adds ordered behind earlier writes"},
     {UCCL_EP_CAP_ERROR_STOPS, "that an error stops the queue (ERR-3)"},
     {UCCL_EP_CAP_SIGNALS_STRICT, "strict order of payload and signal words in one device's memory (MEM-3)"},
+    {UCCL_EP_CAP_FENCE_DELIVERED, "a fence that waits for visible writes and cancels behind a failure (ERR-3)"},
 };
+
+/* Needs that are not a promise by itself. */
+#define NEEDS_RAISE (1u << 0)      /* completions that are visible, or can be raised without the target */
+#define NEEDS_RESPONDERS (1u << 1) /* the target's NIC takes an add from every queue at a time */
+#define NEEDS_NUMBERS (1u << 2)    /* immediates wide enough for numbers, and visible bytes behind them */
+#define NEEDS_ONE_WRITER (1u << 3) /* the caller's word for it */
 
 static const struct strategy {
     uint32_t id;
     const char *name;
-    uint64_t needs;
+    uint64_t promises;
+    uint32_t needs;
 } strategies[] = {
     /* The best first: auto takes the first one whose needs are met. */
     {UCCL_EP_STRATEGY_ORDERED_ATOMIC, "ordered_atomic",
-     UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_ORDER_WRITE_ATOMIC | UCCL_EP_CAP_ERROR_STOPS | UCCL_EP_CAP_SIGNALS_STRICT},
-    {UCCL_EP_STRATEGY_SENDER_HOLD, "sender_hold", UCCL_EP_CAP_ATOMIC_ADD64},
+     UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_ORDER_WRITE_ATOMIC | UCCL_EP_CAP_ERROR_STOPS | UCCL_EP_CAP_SIGNALS_STRICT,
+     NEEDS_RAISE | NEEDS_RESPONDERS},
+    {UCCL_EP_STRATEGY_FENCED_ATOMIC, "fenced_atomic", UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_FENCE_DELIVERED,
+     NEEDS_RAISE | NEEDS_RESPONDERS},
+    {UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, "sequenced_immediate", 0, NEEDS_NUMBERS},
+    {UCCL_EP_STRATEGY_SENDER_HOLD, "sender_hold", UCCL_EP_CAP_ATOMIC_ADD64, NEEDS_RAISE | NEEDS_RESPONDERS},
+    {UCCL_EP_STRATEGY_SENDER_HOLD_SUM, "sender_hold_sum", 0, NEEDS_RAISE | NEEDS_ONE_WRITER},
+    {UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX, "sender_hold_mailbox", 0, NEEDS_RAISE},
 };
+#define STRATEGIES (sizeof strategies / sizeof *strategies)
 
 const char *strategy_name(uint32_t id) {
-    for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++)
+    for (size_t i = 0; i < STRATEGIES; i++)
         if (strategies[i].id == id) return strategies[i].name;
     return "auto";
 }
 
-static void missing_text(uint64_t missing, char *text, size_t bytes) {
-    size_t used = 0;
-    text[0] = 0;
-    for (size_t i = 0; i < sizeof promises / sizeof *promises; i++)
-        if (missing & promises[i].flag && used < bytes)
-            used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", promises[i].text);
+typedef struct list {
+    char text[160];
+    size_t used;
+} list;
+
+__attribute__((format(printf, 2, 3))) static void say(list *l, const char *format, ...) {
+    if (l->used) l->used += (size_t)snprintf(l->text + l->used, sizeof l->text - l->used, ", ");
+    if (l->used >= sizeof l->text) return;
+    va_list arguments;
+    va_start(arguments, format);
+    const int n = vsnprintf(l->text + l->used, sizeof l->text - l->used, format, arguments);
+    va_end(arguments);
+    l->used += n > 0 ? (size_t)n : 0;
+    if (l->used >= sizeof l->text) l->used = sizeof l->text - 1;
 }
 
-uccl_ep_status strategy_choose(uccl_ep_comm *comm, const uccl_ep_caps *weakest) {
-    char missing[160] = "";
-    /* Every strategy retires commands on completions, and what is complete must be visible (QUI-1, MEM-3). */
-    if (weakest->completion_level < UCCL_EP_COMPLETION_VISIBLE)
-        return fail_local(
-            UCCL_EP_E_CAPABILITY, "MEM-3",
-            "the NIC's completions do not promise visibility, and raising them by a flush is not supported "
-            "by this version: a backend must promise UCCL_EP_COMPLETION_VISIBLE");
-    for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
+/* How what is complete becomes visible without the target's help; UINT32_MAX: not at all. */
+static uint32_t raise_by(const promised *all) {
+    const uint64_t flags = all->caps.flags;
+    const uint64_t reads = UCCL_EP_CAP_READ_FLUSHES | UCCL_EP_CAP_COMPLETES_IN_ORDER | UCCL_EP_CAP_ERROR_STOPS;
+    if (FAULT(transmit_is_visible)) return RAISE_NONE;
+    if (all->caps.completion_level >= UCCL_EP_COMPLETION_VISIBLE) return RAISE_NONE;
+    if (flags & UCCL_EP_CAP_VISIBLE_ON_REQUEST) return RAISE_REQUEST;
+    return (flags & reads) == reads ? RAISE_READ : UINT32_MAX;
+}
+
+/* Does every target see the bytes of an immediate once it has it, or can make itself see them? */
+static bool immediates_show(const promised *all) {
+    return all->caps.flags & UCCL_EP_CAP_IMM_VISIBLE || all->functions & HAS_FLUSH_LOCAL;
+}
+
+static bool receives_return(const promised *all) {
+    return !(all->caps.flags & UCCL_EP_CAP_IMM_NEEDS_RECEIVE) || all->functions & HAS_REPLENISH;
+}
+
+static void missing(const uccl_ep_comm *comm, const promised *all, const struct strategy *s, list *l) {
+    if (FAULT(strategy_unchecked)) return;
+    for (size_t i = 0; i < sizeof promises / sizeof *promises; i++)
+        if (s->promises & ~all->caps.flags & promises[i].flag) say(l, "%s", promises[i].text);
+    if (s->needs & NEEDS_RAISE && raise_by(all) == UINT32_MAX)
+        say(l, "completions that are visible, or can be raised to it (MEM-3)");
+    const uint64_t queues = (uint64_t)comm->size * comm->config.proxies;
+    if (s->needs & NEEDS_RESPONDERS && all->caps.responder_atomics && all->caps.responder_atomics < queues)
+        say(l, "to take adds of %llu queues at a time (it takes %u)", (unsigned long long)queues,
+            all->caps.responder_atomics);
+    if (s->needs & NEEDS_NUMBERS) {
+        if (all->caps.immediate_bits < MIN_IMMEDIATE_BITS)
+            say(l, "immediates of %u bits (it has %u)", MIN_IMMEDIATE_BITS, all->caps.immediate_bits);
+        else if (!immediates_show(all))
+            say(l, "that what an immediate tells of is visible, or a flush that makes it so (MEM-3)");
+        else if (!receives_return(all))
+            say(l, "a way to give receives back");
+    }
+    if (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER))
+        say(l, "(the caller does not say that every signal has a single writer)");
+}
+
+/* What follows from the strategy for the whole communicator. */
+static void take(uccl_ep_comm *comm, const promised *all, const struct strategy *s) {
+    const bool add = s->promises & UCCL_EP_CAP_ATOMIC_ADD64;
+    const uint32_t proxies = comm->config.proxies, size = comm->size;
+    comm->strategy = s->id;
+    comm->raise = s->id == UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE ? RAISE_RETURN : raise_by(all);
+    if (comm->raise == UINT32_MAX) comm->raise = RAISE_NONE; /* strategy_unchecked */
+    const uint32_t adders = add ? all->caps.adding_nics : s->id == UCCL_EP_STRATEGY_SENDER_HOLD_SUM ? proxies : 1;
+    comm->banks = adders < 2 ? 1 : adders < proxies ? adders : proxies;
+    if (FAULT(one_bank)) comm->banks = 1;
+    comm->window = 0;
+    if (s->id == UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE) {
+        /* Numbers under way from one peer; all together so many that receives and mailboxes stay within a few MiB. */
+        const uint32_t share = (1u << 16) / size;
+        comm->window = share > MAX_WINDOW   ? MAX_WINDOW
+                       : share < MIN_WINDOW ? MIN_WINDOW
+                                            : 1u << (31 - __builtin_clz(share));
+    }
+    comm->immediate_bits = 0;
+    const bool wakes = s->id == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX && immediates_show(all) && receives_return(all);
+    if (wakes || comm->window) comm->immediate_bits = all->caps.immediate_bits;
+    comm->flush_arrivals = !(all->caps.flags & UCCL_EP_CAP_IMM_VISIBLE) && all->functions & HAS_FLUSH_LOCAL;
+    comm->replenish = comm->caps.flags & UCCL_EP_CAP_IMM_NEEDS_RECEIVE && comm->backend->replenish;
+}
+
+uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all) {
+    list last = {{0}, 0};
+    for (size_t i = 0; i < STRATEGIES; i++) {
         const struct strategy *s = &strategies[i];
-        const uint64_t lacks = FAULT(strategy_unchecked) ? 0 : s->needs & ~weakest->flags;
-        if (comm->config.strategy == s->id) {
-            if (!lacks) {
-                comm->strategy = s->id;
+        list lacks = {{0}, 0};
+        if (comm->config.strategy != UCCL_EP_STRATEGY_AUTO && comm->config.strategy != s->id) continue;
+        missing(comm, all, s, &lacks);
+        if (!lacks.used) {
+            take(comm, all, s);
+            if (comm->config.strategy == s->id)
                 snprintf(comm->strategy_reason, sizeof comm->strategy_reason,
                          "asked for, and the NIC promises all it needs");
-                return UCCL_EP_OK;
-            }
-            missing_text(lacks, missing, sizeof missing);
-            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7",
-                              "the strategy %s was asked for, but the NIC does not promise %s: choose another, or auto",
-                              s->name, missing);
-        }
-        if (comm->config.strategy != UCCL_EP_STRATEGY_AUTO) continue;
-        if (!lacks) {
-            comm->strategy = s->id;
-            if (i)
-                snprintf(comm->strategy_reason, sizeof comm->strategy_reason, "%s lacks: %s", strategies[i - 1].name,
-                         missing);
+            else if (i)
+                snprintf(comm->strategy_reason, sizeof comm->strategy_reason, "%s lacks: %s", strategies[0].name,
+                         last.text);
             else
                 snprintf(comm->strategy_reason, sizeof comm->strategy_reason, "the NIC promises all it needs");
             return UCCL_EP_OK;
         }
-        missing_text(lacks, missing, sizeof missing);
+        if (comm->config.strategy == s->id)
+            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7",
+                              "the strategy %s was asked for, but the NIC does not promise %s: choose another, or auto",
+                              s->name, lacks.text);
+        if (!i || i + 1 == STRATEGIES) last = lacks;
     }
-    return fail_local(
-        UCCL_EP_E_CAPABILITY, "SIG-7",
-        "no signal strategy works on this NIC: it does not promise %s, which all that this version has need", missing);
+    return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7",
+                      "no signal strategy works on this NIC: it does not promise %s, which the one that asks for least "
+                      "needs",
+                      last.text);
 }

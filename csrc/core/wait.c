@@ -158,12 +158,20 @@ uccl_ep_status uccl_ep_quiet_source(uccl_ep_comm *comm, uint32_t channel, uint64
     return quiet(comm, channel, true, timeout_ns);
 }
 
+/* The sum over what its adding agents hold (SIG-6). Each part only grows, so what one look saw no later one misses. */
+static uint64_t signal_value(const uccl_ep_comm *comm, uint32_t slot) {
+    uint64_t sum = 0;
+    for (uint32_t bank = 0; bank < comm->banks; bank++)
+        sum += __atomic_load_n(&comm->signal_words[(uint64_t)bank * comm->config.signals + slot], __ATOMIC_ACQUIRE);
+    return sum;
+}
+
 uccl_ep_status uccl_ep_read_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t *value) {
     const uccl_ep_status status = check_usable(comm);
     if (status != UCCL_EP_OK) return status;
     if (!value || slot >= comm->config.signals)
         return fail_local(UCCL_EP_E_RANGE, "SIG-1", "slot %u of %u signals", slot, comm->config.signals);
-    *value = __atomic_load_n(&comm->signal_words[slot], __ATOMIC_ACQUIRE);
+    *value = signal_value(comm, slot);
     return UCCL_EP_OK;
 }
 
@@ -205,7 +213,7 @@ static uccl_ep_status wait_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t va
         }
         const uint32_t lost = lost_rank(comm, source);
         /* What the lost rank had sent is there, or will never be: one more look after it was known to be lost. */
-        word = __atomic_load_n(&comm->signal_words[slot], __ATOMIC_ACQUIRE);
+        word = signal_value(comm, slot);
         if (reached(word, value)) continue;
         if (seen) *seen = word;
         if (lost != NONE) {

@@ -165,6 +165,7 @@ typedef enum uccl_ep_memory_kind {
 #define UCCL_EP_ACCESS_REMOTE_WRITE (1u << 1)
 #define UCCL_EP_ACCESS_REMOTE_ATOMIC (1u << 2)
 #define UCCL_EP_ACCESS_REMOTE_READ (1u << 3)
+#define UCCL_EP_ACCESS_LOCAL_WRITE (1u << 4) /* of what own reads bring */
 
 typedef struct uccl_ep_memory {
     uint32_t size;

@@ -6,7 +6,8 @@
  * atomic_order=0 (adds are not ordered behind writes), lazy=N (an operation is executed N polls after it was taken at
  * the earliest), room=N (operations that fit a peer's queue), again=P (P % of submits take nothing), poison=OFFSET (a
  * write to this heap offset fails), stall=RANK (nothing to this rank is executed until it is disconnected), double=1
- * (completions of any_order come twice), max_message=N, seed=S.
+ * (completions of any_order come twice), max_message=N, seed=S, adds=0 (no ADD64),
+ * imm=BITS (immediates, which take no receive).
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -31,7 +32,7 @@ struct uccl_ep_device {
         char *base;
         uint64_t bytes;
     } region[UCCL_EP_REGIONS], remote[RANKS][UCCL_EP_REGIONS];
-    uint64_t any_order, atomic_order, lazy, room, again, poison, stall, twice, max_message, seed;
+    uint64_t any_order, atomic_order, lazy, room, again, poison, stall, twice, max_message, adds, imm, seed;
 };
 
 struct uccl_ep_endpoint {
@@ -43,6 +44,11 @@ struct uccl_ep_endpoint {
     uccl_ep_completion done[2 * QUEUE];
     uint32_t completed;
     bool failed[RANKS];
+    uint32_t rank;
+    uccl_ep_endpoint *peer[RANKS];
+    pthread_mutex_t lock; /* of what arrives: peers put it there */
+    uccl_ep_completion arrived[QUEUE];
+    uint32_t arrivals;
 };
 
 static uint64_t next_random(uccl_ep_endpoint *e) {
@@ -57,6 +63,9 @@ static void promises(const uccl_ep_device *d, uccl_ep_caps *caps) {
     caps->completion_level = UCCL_EP_COMPLETION_VISIBLE;
     caps->flags = UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_ATOMIC_COHERENT | UCCL_EP_CAP_HOST_MEMORY |
                   UCCL_EP_CAP_SIGNALS_STRICT | UCCL_EP_CAP_NO_DUPLICATES;
+    if (d && !d->adds) caps->flags &= ~(uint64_t)UCCL_EP_CAP_ATOMIC_ADD64;
+    if (d && d->imm) caps->flags |= UCCL_EP_CAP_IMM_VISIBLE;
+    caps->immediate_bits = d ? (uint32_t)d->imm : 0;
     if (d && !d->any_order)
         caps->flags |= UCCL_EP_CAP_COMPLETES_IN_ORDER | UCCL_EP_CAP_UNSIGNALLED | UCCL_EP_CAP_ERROR_STOPS;
     if (d && d->atomic_order) caps->flags |= UCCL_EP_CAP_ORDER_WRITE_ATOMIC | UCCL_EP_CAP_ORDER_WRITE_WRITE;
@@ -80,7 +89,7 @@ static uccl_ep_status device_open(const uccl_ep_host *host, const char *name, co
     uccl_ep_device *d = calloc(1, sizeof *d);
     if (!d) return UCCL_EP_E_NO_MEMORY;
     d->host = host;
-    d->atomic_order = 1;
+    d->atomic_order = d->adds = 1;
     d->room = 256;
     d->poison = d->stall = UINT64_MAX;
     d->seed = 1;
@@ -96,6 +105,8 @@ static uccl_ep_status device_open(const uccl_ep_host *host, const char *name, co
                 {"stall", &d->stall},
                 {"double", &d->twice},
                 {"max_message", &d->max_message},
+                {"adds", &d->adds},
+                {"imm", &d->imm},
                 {"seed", &d->seed}};
     char copy[256];
     snprintf(copy, sizeof copy, "%s", options);
@@ -147,21 +158,23 @@ static uccl_ep_status endpoint_open(uccl_ep_device *d, const uccl_ep_endpoint_co
     if (!e) return UCCL_EP_E_NO_MEMORY;
     e->device = d;
     e->random = (d->seed * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)config->rank << 32) ^ (config->index + 1);
+    e->rank = config->rank;
+    pthread_mutex_init(&e->lock, NULL);
     *out = e;
     return UCCL_EP_OK;
 }
 static void endpoint_close(uccl_ep_endpoint *e) {
+    pthread_mutex_destroy(&e->lock);
     free(e);
 }
 static uccl_ep_status endpoint_address(uccl_ep_endpoint *e, void *blob, uint32_t *bytes) {
-    (void)e;
-    memset(blob, 0, 4);
-    *bytes = 4;
+    memcpy(blob, &e, sizeof e);
+    *bytes = sizeof e;
     return UCCL_EP_OK;
 }
 static uccl_ep_status connect_start(uccl_ep_endpoint *e, uint32_t peer, const void *blob, uint32_t bytes) {
-    (void)blob;
-    (void)bytes;
+    if (bytes != sizeof e->peer[peer]) return UCCL_EP_E_INVALID;
+    memcpy(&e->peer[peer], blob, bytes);
     e->failed[peer] = false;
     return UCCL_EP_OK;
 }
@@ -218,15 +231,24 @@ static void execute(uccl_ep_endpoint *e, const struct pending *p) {
     char *to = d->remote[p->peer][o->remote_region].base + o->remote_offset;
     if (o->remote_offset + o->length > d->remote[p->peer][o->remote_region].bytes)
         abort(); /* the core must not ask for it */
-    if (o->kind == UCCL_EP_OPERATION_WRITE && o->remote_offset == d->poison) {
+    const bool writes = o->kind == UCCL_EP_OPERATION_WRITE || o->kind == UCCL_EP_OPERATION_WRITE_IMM;
+    if (writes && o->remote_region == UCCL_EP_REGION_HEAP && o->remote_offset == d->poison) {
         e->failed[p->peer] = true;
         complete(e, p, UCCL_EP_E_NIC);
         return;
     }
-    if (o->kind == UCCL_EP_OPERATION_WRITE)
+    if (writes)
         memcpy(to, d->region[o->local_region].base + o->local_offset, o->length);
     else
         __atomic_fetch_add((uint64_t *)(void *)to, o->value, __ATOMIC_ACQ_REL);
+    if (o->kind == UCCL_EP_OPERATION_WRITE_IMM) {
+        uccl_ep_endpoint *target = e->peer[p->peer];
+        pthread_mutex_lock(&target->lock);
+        if (target->arrivals == QUEUE) abort();
+        target->arrived[target->arrivals++] =
+            (uccl_ep_completion){.cookie = o->value, .kind = UCCL_EP_COMPLETION_IMMEDIATE, .peer = e->rank};
+        pthread_mutex_unlock(&target->lock);
+    }
     complete(e, p, UCCL_EP_OK);
 }
 
@@ -248,6 +270,9 @@ static int32_t poll_completions(uccl_ep_endpoint *e, uccl_ep_completion *complet
     }
     e->queued = kept;
     uint32_t n = 0;
+    pthread_mutex_lock(&e->lock);
+    while (n < max && e->arrivals) completions[n++] = e->arrived[--e->arrivals];
+    pthread_mutex_unlock(&e->lock);
     while (n < max && e->completed) {
         /* In any order: from anywhere in the list; else the oldest. */
         const uint32_t at = d->any_order ? (uint32_t)(next_random(e) % e->completed) : 0;

@@ -26,6 +26,7 @@ struct traffic {
     uint32_t strategy, channels, proxies, ring_log2;
     uint64_t first_ticket, rounds;
     uint32_t max_inflight_bytes;
+    uint64_t first_sequence;
 };
 
 #define CELL 256u
@@ -78,6 +79,8 @@ static void traffic_rank(thread_rank *r, void *argument) {
     config.ring_log2 = t->ring_log2;
     config.first_ticket = t->first_ticket;
     config.max_inflight_bytes = t->max_inflight_bytes;
+    config.first_sequence = t->first_sequence;
+    config.flags = UCCL_EP_CONFIG_SINGLE_WRITER;
     const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
     uccl_ep_comm *comm;
     OK(uccl_ep_comm_create(&config, &bootstrap, &comm));
@@ -168,11 +171,30 @@ static void test_traffic(void) {
     };
     const uint64_t rounds = test_scaled(20);
     for (size_t i = 0; i < sizeof manners / sizeof *manners; i++) {
-        traffic(3, (struct traffic){manners[i], UCCL_EP_STRATEGY_AUTO, 3, 2, 6, 0, rounds, 0});
-        traffic(2, (struct traffic){manners[i], UCCL_EP_STRATEGY_SENDER_HOLD, 2, 1, 3, INT64_MAX - 100, rounds, 4096});
+        traffic(3, (struct traffic){manners[i], UCCL_EP_STRATEGY_AUTO, 3, 2, 6, 0, rounds, 0, 0});
+        traffic(2,
+                (struct traffic){manners[i], UCCL_EP_STRATEGY_SENDER_HOLD, 2, 1, 3, INT64_MAX - 100, rounds, 4096, 0});
     }
-    traffic(4, (struct traffic){"seed=9", UCCL_EP_STRATEGY_ORDERED_ATOMIC, 4, 4, 11, (1ull << 32) - 50, rounds, 0});
-    traffic(1, (struct traffic){"seed=9", UCCL_EP_STRATEGY_AUTO, 1, 1, 1, (1ull << 16) - 3, rounds, 0});
+    /* Strategies that the target's proxy takes part in, or that do without adds: numbers, counts and tags wrap. */
+    static const uint64_t firsts[] = {0, (1ull << 24) - 300, (1ull << 40) - 300, UINT64_MAX - 300};
+    static const struct {
+        const char *options;
+        uint32_t strategy;
+    } others[] = {
+        {"imm=32,adds=0,seed=11", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE},
+        {"imm=24,adds=0,any_order=1,double=1,lazy=2,seed=12", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE},
+        {"imm=32,adds=0,any_order=1,room=4,again=50,max_message=48,seed=13", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE},
+        {"adds=0,any_order=1,lazy=1,seed=14", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX},
+        {"adds=0,room=1,again=50,seed=15", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX},
+        {"adds=0,imm=8,any_order=1,double=1,seed=16", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX},
+        {"adds=0,any_order=1,lazy=1,seed=17", UCCL_EP_STRATEGY_SENDER_HOLD_SUM},
+        {"adds=0,room=3,again=30,max_message=48,seed=18", UCCL_EP_STRATEGY_SENDER_HOLD_SUM},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        traffic(3, (struct traffic){others[i].options, others[i].strategy, 3, 2, 6, 0, rounds, 0,
+                                    firsts[i % (sizeof firsts / sizeof *firsts)]});
+    traffic(4, (struct traffic){"seed=9", UCCL_EP_STRATEGY_ORDERED_ATOMIC, 4, 4, 11, (1ull << 32) - 50, rounds, 0, 0});
+    traffic(1, (struct traffic){"seed=9", UCCL_EP_STRATEGY_AUTO, 1, 1, 1, (1ull << 16) - 3, rounds, 0, 0});
 }
 
 /* --------------------------------------------------------------------------------------------------------- failures */
