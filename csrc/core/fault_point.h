@@ -20,6 +20,7 @@
     X(signal_not_held, "SIG-2", "sender hold does not wait for earlier puts")                                          \
     X(signal_lost_in_batch, "SIG-1", "of two signals to one word in a batch the second is dropped")                    \
     X(signals_reordered, "SIG-5", "two signals of a batch to one target are swapped")                                  \
+    X(channels_collide, "SIG-4", "a signal adds nothing while a lower channel has commands under way")                 \
     X(wait_consumes, "SIG-6", "a wait takes what it waited for out of the word")                                       \
     X(transmit_is_visible, "MEM-3", "what is complete is taken for visible, whatever the NIC says")                    \
     X(flush_skipped, "MEM-3", "signals are added without the flush that makes their payload visible")                  \
@@ -31,6 +32,7 @@
     X(strategy_unchecked, "SIG-7", "a strategy is taken without looking at what the NIC promises")                     \
     X(source_at_take, "QUI-0", "sources are reported free when commands are taken")                                    \
     X(complete_at_submit, "QUI-1", "commands are reported complete when they are submitted")                           \
+    X(poll_never_done, "QUI-3", "a ticket that is polled never becomes done")                                          \
     X(quiet_one_channel, "QUI-2", "quiet over all channels waits for channel 0")                                       \
     X(idle_quiet_waits, "QUI-4", "a poll of quiet with nothing outstanding says that it has to wait")                  \
     X(heap_limit_unchecked, "MEM-1", "a heap larger than commands can address is not refused")                         \

@@ -223,6 +223,12 @@ static uccl_ep_status post_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
     if (UNLIKELY((status = check_target(comm, channel, target)) != UCCL_EP_OK)) return status;
     if (UNLIKELY((status = check_slot(comm, slot)) != UCCL_EP_OK)) return status;
+    for (uint32_t i = 0; FAULT(channels_collide) && i < channel; i++) {
+        const struct channel *c = comm->channel_of[i];
+        if (__atomic_load_n(&c->producer->head, __ATOMIC_RELAXED) !=
+            __atomic_load_n(&c->counters->complete, __ATOMIC_RELAXED))
+            add = 0;
+    }
     const uccl_ep_command command = {.op = UCCL_EP_OP_SIGNAL, .target = target, .slot = slot, .add = add};
     uccl_ep_words words;
     status = uccl_ep_encode(&command, &words);

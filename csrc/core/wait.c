@@ -96,7 +96,7 @@ static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, u
         }
         const bool passed =
             FAULT(ticket_of_32_bits) ? (uint32_t)value > (uint32_t)ticket : (int64_t)(value - ticket) > 0;
-        if (passed) return UCCL_EP_OK;
+        if (passed && !(FAULT(poll_never_done) && !timeout_ns)) return UCCL_EP_OK;
         if ((status = check_usable(comm)) != UCCL_EP_OK) return status;
         if (__atomic_load_n(&k->status, __ATOMIC_ACQUIRE) == UCCL_EP_CHANNEL_CLOSED &&
             (int64_t)(ticket - __atomic_load_n(&k->tail, __ATOMIC_ACQUIRE)) >= 0) {

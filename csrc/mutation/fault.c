@@ -11,6 +11,7 @@
 /* Long enough for a reader on a busy machine to look in between, and short enough for many of them in a case. */
 #define SOON_NS 1000000ull
 #define LATE_NS 3000000ull
+#define OLD_NS 50000000ull /* until the next put to the same bytes has been posted */
 
 static const char *const names[] = {"none",
 #define NAME(name, clause, text) #name,
@@ -24,15 +25,25 @@ enum fault fault_by_name(const char *name, size_t length) {
     return FAULT_COUNT;
 }
 
-void fault_names(char *text, size_t bytes) {
-    size_t used = 0;
+static size_t alike(const char *a, const char *b) {
+    size_t n = 0;
+    while (a[n] && a[n] == b[n]) n++;
+    return n;
+}
+
+void fault_names(const char *wrong, char *text, size_t bytes) {
+    size_t used = 0, most = 0;
     text[0] = 0;
+    for (unsigned i = 1; i < FAULT_COUNT; i++)
+        if (alike(names[i], wrong) > most) most = alike(names[i], wrong);
     for (unsigned i = 1; i < FAULT_COUNT && used < bytes; i++)
-        used += (size_t)snprintf(text + used, bytes - used, "%s%s", i > 1 ? ", " : "", names[i]);
+        if (alike(names[i], wrong) == most)
+            used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", names[i]);
 }
 
 bool fault_needs_scratch(enum fault fault) {
-    return fault == FAULT_stale_source || fault == FAULT_acknowledged_not_visible || fault == FAULT_late_duplicate;
+    return fault == FAULT_stale_source || fault == FAULT_acknowledged_not_visible || fault == FAULT_late_duplicate ||
+           fault == FAULT_older_put_wins;
 }
 
 static bool is_write(const uccl_ep_operation *o) {
@@ -188,12 +199,46 @@ static enum turn swap(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, uint64_t 
     return DAMAGED;
 }
 
+static bool overlap(const uccl_ep_operation *a, const uccl_ep_operation *b) {
+    return a->remote_region == b->remote_region && a->remote_offset < b->remote_offset + b->length &&
+           b->remote_offset < a->remote_offset + a->length;
+}
+
+/* The one before, which was told to be complete, is placed behind this one if they meet. */
+static enum turn older_wins(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, uint64_t now) {
+    const struct pending *p = pending_at(e, peer, at);
+    struct debt *older = &e->queues[peer].debt;
+    uccl_ep_operation o = p->operation;
+    if (older->due_ns) {
+        if (!overlap(&older->operation, &o)) return HONEST;
+        if (!hand(e, peer, at, &o)) return NOT_YET;
+        if (hand(e, peer, NOBODY, &older->operation)) older->due_ns = 0;
+        return DAMAGED;
+    }
+    if (p->number % 2 || !capture(e, peer, &o)) return HONEST;
+    owe(&e->queues[peer], &o, NOBODY, now + OLD_NS);
+    end(e, peer, at, UCCL_EP_OK, 0);
+    return DAMAGED;
+}
+
+/* 'T': stopped by a signal, 't': by a debugger. Field 3, behind a name that may hold anything. */
+static bool is_stopped(int32_t process) {
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    const size_t bytes = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[bytes] = 0;
+    const char *state = strrchr(text, ')');
+    return state && (state[1] == ' ') && (state[2] == 'T' || state[2] == 't');
+}
+
 /* A put to bytes that an earlier one wrote: the earlier one, long complete, arrives once more. */
 static enum turn duplicate(uccl_ep_endpoint *e, uint32_t peer, uint64_t at) {
     const uccl_ep_operation *o = &pending_at(e, peer, at)->operation;
     struct debt *late = &e->queues[peer].debt;
-    const uint64_t start = late->operation.remote_offset, end_of_late = start + late->operation.length;
-    if (!late->due_ns || o->remote_offset >= end_of_late || o->remote_offset + o->length <= start) return HONEST;
+    if (!late->due_ns || !overlap(&late->operation, o)) return HONEST;
     if (!hand(e, peer, at, o)) return NOT_YET;
     if (hand(e, peer, NOBODY, &late->operation)) late->due_ns = 0;
     return DAMAGED;
@@ -221,6 +266,10 @@ static enum turn turn_of_write(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, 
         return DAMAGED;
     case FAULT_late_duplicate:
         return duplicate(e, peer, at);
+    case FAULT_older_put_wins:
+        return older_wins(e, peer, at, now);
+    case FAULT_target_must_run:
+        return is_stopped(q->process) ? NOT_YET : HONEST;
     case FAULT_acknowledged_not_visible:
         if (p->number % 2 || !capture(e, peer, &o)) return HONEST;
         owe(q, &o, NOBODY, now + LATE_NS);
@@ -305,6 +354,11 @@ bool fault_early(const uccl_ep_endpoint *e, const struct pending *p) {
 void fault_ended(uccl_ep_endpoint *e, uint32_t peer, const struct pending *p) {
     struct queue *q = &e->queues[peer];
     uccl_ep_operation again = p->operation;
+    if (e->device->knobs.fault == FAULT_source_read_again && !q->debt.due_ns && is_write(&again) &&
+        p->number % 3 == 0) {
+        owe(q, &again, NOBODY, now_of(e) + LATE_NS);
+        return;
+    }
     if (e->device->knobs.fault != FAULT_late_duplicate || q->debt.due_ns || !is_write(&again) || p->number % 5) return;
     if (capture(e, peer, &again)) owe(q, &again, NOBODY, UINT64_MAX);
 }

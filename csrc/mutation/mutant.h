@@ -37,8 +37,11 @@
     X(put_short, "PUT-1", "every 7th put leaves out its last granule")                                                 \
     X(put_stray, "PUT-1", "every 7th put writes one byte too many")                                                    \
     X(put_torn, "PUT-1", "of every 3rd put the second half is placed later than what follows it")                      \
+    X(target_must_run, "PUT-2", "puts to a process that is stopped wait until it goes on")                             \
+    X(source_read_again, "PUT-3", "of every 3rd put the source is read and placed once more after the completion")     \
     X(offset_32_bits, "PUT-4", "target offsets are cut to 32 bits")                                                    \
     X(length_16_bits, "PUT-4", "lengths are cut to 16 bits")                                                           \
+    X(older_put_wins, "PUT-5", "every 2nd put, complete at once, is placed after the next one to the same bytes")      \
     X(self_unordered, "PUT-6", "signals to the own rank do not wait for earlier puts")                                 \
     X(late_duplicate, "PUT-7", "of every 5th put the bytes arrive again after later ones to the same place")           \
     X(signal_lost, "SIG-1", "every 31st signal is not applied")                                                        \
@@ -128,6 +131,7 @@ struct queue {
     uint64_t resume_ns, give_ns;        /* ends of the pauses of operations and of completions */
     uint64_t writes, adds, completions; /* counted for faults */
     bool stopped;                       /* by an error, until it is disconnected */
+    int32_t process;                    /* of the peer: target_must_run */
     struct debt debt;
 };
 
@@ -176,7 +180,8 @@ void end(uccl_ep_endpoint *e, uint32_t peer, uint64_t at, int32_t status, int32_
 #define FAILED_ON_PURPOSE 9001 /* vendor code */
 
 enum fault fault_by_name(const char *name, size_t length);
-void fault_names(char *text, size_t bytes);
+/* Those that begin as `wrong` does for longest: all would not fit an error's text. */
+void fault_names(const char *wrong, char *text, size_t bytes);
 bool fault_needs_scratch(enum fault fault);
 /* An operation was taken: damage it. */
 void fault_taken(uccl_ep_endpoint *e, uint32_t peer, struct pending *p);

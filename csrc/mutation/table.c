@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "mutant.h"
 
@@ -85,7 +86,7 @@ static uccl_ep_status parse_fault(const uccl_ep_host *host, const char *value, e
     *fault = fault_by_name(value, strlen(value));
     if (*fault != FAULT_COUNT) return UCCL_EP_OK;
     char valid[400];
-    fault_names(valid, sizeof valid);
+    fault_names(value, valid, sizeof valid);
     return fail(host, UCCL_EP_E_INVALID, "fault=%s: there is none of that name, but %s", value, valid);
 }
 
@@ -264,13 +265,34 @@ static void endpoint_close(uccl_ep_endpoint *e) {
     free(e);
 }
 
+/* Behind the real backend's address, where the fault wants to know it: the process. */
+static bool address_with_process(const uccl_ep_endpoint *e) {
+    return e->device->knobs.fault == FAULT_target_must_run;
+}
+
 static uccl_ep_status endpoint_address(uccl_ep_endpoint *e, void *blob, uint32_t *bytes) {
-    return e->device->real->endpoint_address(e->inner, blob, bytes);
+    const int32_t process = (int32_t)getpid();
+    const uint32_t room = *bytes;
+    const uccl_ep_status status = e->device->real->endpoint_address(e->inner, blob, bytes);
+    if (status != UCCL_EP_OK || !address_with_process(e)) return status;
+    if (room - *bytes < sizeof process)
+        return fail(e->device->host, UCCL_EP_E_INVALID, "no room for a process behind an address of %u bytes", *bytes);
+    memcpy((char *)blob + *bytes, &process, sizeof process);
+    *bytes += (uint32_t)sizeof process;
+    return UCCL_EP_OK;
 }
 
 static uccl_ep_status connect_peer(uccl_ep_endpoint *e, uint32_t peer, const void *blob, uint32_t bytes) {
-    const uccl_ep_status status = e->device->real->connect(e->inner, peer, blob, bytes);
-    return status == UCCL_EP_OK ? queue_open(e, peer) : status;
+    int32_t process = 0;
+    if (address_with_process(e)) {
+        if (bytes < sizeof process) return fail(e->device->host, UCCL_EP_E_INVALID, "an address without a process");
+        bytes -= (uint32_t)sizeof process;
+        memcpy(&process, (const char *)blob + bytes, sizeof process);
+    }
+    uccl_ep_status status = e->device->real->connect(e->inner, peer, blob, bytes);
+    if (status == UCCL_EP_OK) status = queue_open(e, peer);
+    if (status == UCCL_EP_OK) e->queues[peer].process = process;
+    return status;
 }
 
 static uccl_ep_status connect_poll(uccl_ep_endpoint *e, uint32_t peer) {
