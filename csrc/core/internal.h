@@ -50,6 +50,7 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define BATCH_OPERATIONS 256u              /* of one submit */
 #define TAKE_COMMANDS 256u                 /* from one ring in one pass */
 #define FIRST_SEQUENCE (UINT32_MAX - 100u) /* default of first_sequence: every run meets the wrap (LIM-1) */
+#define GO_ALONG 64u /* entries that are looked at for signals that go along with the one that is due */
 #define TRACE_ENTRIES 1024u
 #define MAX_WAITERS 64u /* waits for signals that a report tells */
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
@@ -449,8 +450,9 @@ uccl_ep_status mailbox_open(uccl_ep_comm *comm, struct proxy *p);
 void mailbox_reset(struct proxy *p, uint32_t target);
 void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry *e, uint64_t number,
                       uccl_ep_operation *o);
-uint32_t mailbox_tagged(struct proxy *p, uint32_t target, const struct entry *e, uccl_ep_operation *o);
-void mailbox_sum(struct proxy *p, uint32_t target, const struct entry *e, uccl_ep_operation *o);
+uint32_t mailbox_tagged(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o);
+uint32_t mailbox_wake(struct proxy *p, uint32_t target, uccl_ep_operation *o);
+void mailbox_sum(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o);
 uint64_t mailbox_issued(const struct proxy *p, const struct peer *q);
 uint32_t mailbox_window(const struct proxy *p, const struct peer *q);
 void mailbox_immediate(struct proxy *p, uint32_t source, uint64_t immediate);

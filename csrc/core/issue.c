@@ -72,15 +72,15 @@ static inline void write_put(uccl_ep_operation *o, const struct entry *e, uint32
     o->value = 0;
 }
 
-static inline void write_add(uccl_ep_operation *o, const struct entry *e) {
+static inline void write_add(uccl_ep_operation *o, uint32_t slot, uint64_t add) {
     o->kind = UCCL_EP_OPERATION_ADD64;
     o->flags = 0;
     o->local_region = 0;
     o->remote_region = UCCL_EP_REGION_SIGNALS;
     o->length = 8;
     o->local_offset = 0;
-    o->remote_offset = (uint64_t)e->slot * 8;
-    o->value = e->add;
+    o->remote_offset = (uint64_t)slot * 8;
+    o->value = add;
 }
 
 /* Completions of an in-order NIC are told by sequence; of another by flight, whose cookie this gives. */
@@ -122,29 +122,59 @@ static struct entry *merge(const struct proxy *p, batch *b, uccl_ep_operation *o
     return last;
 }
 
+/* All operations of `e` are complete, and visible. */
+static inline bool settled(const struct proxy *p, const struct peer *q, const struct entry *e) {
+    if (!p->in_order) return !e->outstanding;
+    const uint32_t visible = p->raise == RAISE_READ ? link_of(p, q)->seq_visible : q->seq_completed;
+    return (int32_t)(visible - e->last_seq) >= 0;
+}
+
+/*
+ * Held signals go one at a time, so what waits behind the one that is due and adds to the same word goes along with it:
+ * a sum is as good as its parts in a row (SIG-1, SIG-5). Only of its channel, for another signal of that one must come
+ * in between, and only as far as all before is visible. Returns what they add; with `take`, they are done when it is.
+ */
+static uint64_t go_along(const struct proxy *p, const struct peer *q, const struct entry *end, bool take) {
+    struct entry *const due = q->head;
+    uint64_t sum = 0;
+    uint32_t looked = 0;
+    for (struct entry *e = due->next; e && e != end && looked < GO_ALONG; e = e->next, looked++) {
+        if (!settled(p, q, e)) break;
+        if (!has_signal(e) || e->stage != STAGE_HELD || e->channel != due->channel) continue;
+        if (e->slot != due->slot) break;
+        sum += e->add;
+        if (!take) continue;
+        e->stage = STAGE_TAKEN;
+        e->flags |= ENTRY_SOURCE_DONE;
+    }
+    return sum;
+}
+
 /*
  * The signal that is due at the head, in the form of hold that is used: all of it, or what there is room for. With a
- * mailbox it may be two operations, of which a NIC takes the first alone.
+ * mailbox it may be two operations, of which a NIC takes the first alone; the record then stays as it went.
  */
 __attribute__((noinline)) static uccl_ep_operation *plan_due(struct proxy *p, struct peer *q, uccl_ep_operation *o,
                                                              const uccl_ep_operation *end, uint64_t *seq) {
     struct entry *e = q->head;
     const uint32_t target = (uint32_t)(q - p->peers);
+    const bool sent = e->flags & ENTRY_RECORD_SENT;
+    const uint64_t add = sent ? 0 : e->add + go_along(p, q, q->issue, false);
     uccl_ep_operation due[2];
     uint32_t n = 1;
     if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX)
-        n = mailbox_tagged(p, target, e, due);
+        n = sent ? mailbox_wake(p, target, due) : mailbox_tagged(p, target, e->slot, add, due);
     else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
-        mailbox_sum(p, target, e, due);
+        mailbox_sum(p, target, e->slot, add, due);
     else
-        write_add(due, e);
-    for (uint32_t i = e->flags & ENTRY_RECORD_SENT ? 1 : 0; i < n; i++) {
+        write_add(due, e->slot, add);
+    for (uint32_t i = 0; i < n; i++) {
         if (o == end) return o;
         *o = due[i];
         ++*seq;
         o++->cookie = cookie_of(p, e, *seq, p->in_order);
         e->last_seq = (uint32_t)*seq;
-        if (n > 1) e->flags |= ENTRY_RECORD_SENT;
+        if (i + 1 < n) e->flags |= ENTRY_RECORD_SENT;
     }
     e->stage = p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ? STAGE_APPLYING : STAGE_TAKEN;
     return o;
@@ -156,13 +186,13 @@ static uccl_ep_operation *plan_unheld(struct proxy *p, struct peer *q, struct en
     const uint32_t target = (uint32_t)(q - p->peers);
     uint32_t n = 1;
     if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX) {
-        n = mailbox_tagged(p, target, e, o);
+        n = mailbox_tagged(p, target, e->slot, e->add, o);
         p->links[target].records++;
     } else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM) {
-        mailbox_sum(p, target, e, o);
+        mailbox_sum(p, target, e->slot, e->add, o);
         p->sums[(uint64_t)target * p->signals + e->slot] += e->add;
     } else {
-        write_add(o, e);
+        write_add(o, e->slot, e->add);
     }
     for (uint32_t i = 0; i < n; i++) o[i].cookie = cookie_of(p, e, ++*seq, p->in_order);
     return o + n;
@@ -250,7 +280,7 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
                     mailbox_numbered(p, e->target, e, seq + 1, o);
                     o->value = (seq + 1) & immediate_mask;
                 } else {
-                    write_add(o, e);
+                    write_add(o, e->slot, e->add);
                 }
                 ++seq;
                 o++->cookie = cookie_of(p, e, seq, in_order);
@@ -392,12 +422,17 @@ static bool plan_read(struct proxy *p, const struct peer *q, batch *b, uint32_t 
     return true;
 }
 
-/* The signal that was due went out whole. */
-static void due_submitted(struct proxy *p, uint32_t target, const struct entry *e) {
-    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX)
-        p->links[target].records++;
-    else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
-        p->sums[(uint64_t)target * p->signals + e->slot] += e->add;
+/* Of the signal that was due, its first operation went out, or all of it. */
+static void due_submitted(struct proxy *p, uint32_t target, const struct before *was) {
+    struct peer *q = &p->peers[target];
+    struct entry *const e = q->head;
+    const bool whole = e->stage != STAGE_SIGNAL_DUE;
+    if (!(was->head_state.flags & ENTRY_RECORD_SENT) && (whole || e->flags & ENTRY_RECORD_SENT)) {
+        const uint64_t along = go_along(p, q, was->issue, true);
+        if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
+            p->sums[(uint64_t)target * p->signals + e->slot] += e->add + along;
+    }
+    if (whole && p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX) p->links[target].records++;
 }
 
 void issue_peer(struct proxy *p, uint32_t target) {
@@ -442,7 +477,7 @@ void issue_peer(struct proxy *p, uint32_t target) {
         link_of(p, q)->flush_seq = q->seq_issued;
         p->stats.flushes++;
     }
-    if (was.due && q->head->stage != STAGE_SIGNAL_DUE) due_submitted(p, target, q->head);
+    if (was.due) due_submitted(p, target, &was);
     if (FAULT(complete_at_submit) && accepted && p->in_order) {
         const uccl_ep_completion early = {.cookie = (uint64_t)q->incarnation << 32 | q->seq_issued, .peer = target};
         retire_completion(p, &early);

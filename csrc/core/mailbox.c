@@ -111,32 +111,33 @@ void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry
     o->kind = UCCL_EP_OPERATION_WRITE_IMM;
 }
 
-/* Sender hold: the record of the signal that is due, and what wakes its target. Returns how many operations. */
-uint32_t mailbox_tagged(struct proxy *p, uint32_t target, const struct entry *e, uccl_ep_operation *o) {
+/* Sender hold: what wakes the target, whose record is on its way. Returns how many operations. */
+uint32_t mailbox_wake(struct proxy *p, uint32_t target, uccl_ep_operation *o) {
     const struct mailbox *m = &p->mailbox;
-    const uint64_t count = p->links[target].records + 1;
-    const uint32_t rank = p->comm->rank;
-    const struct record r = record_tagged(e->add, e->slot, count);
+    *(uint8_t *)at(m, m->outbox, m->wakes + target) = (uint8_t)(p->links[target].records + 1);
+    mailbox_write(p, o, m->wakes + target, m->wakes + p->comm->rank, 1);
+    return 1;
+}
+
+/* Sender hold: the record of the signal that is due, and what wakes its target. Returns how many operations. */
+uint32_t mailbox_tagged(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o) {
+    const struct mailbox *m = &p->mailbox;
+    const struct record r = record_tagged(add, slot, p->links[target].records + 1);
     memcpy(at(m, m->outbox, record_place(m, target, 0)), &r, sizeof r);
-    mailbox_write(p, o, record_place(m, target, 0), record_place(m, rank, 0), sizeof r);
-    if (p->comm->immediate_bits) {
-        o->kind = UCCL_EP_OPERATION_WRITE_IMM;
-        return 1;
-    }
-    *(uint8_t *)at(m, m->outbox, m->wakes + target) = (uint8_t)count;
-    mailbox_write(p, o + 1, m->wakes + target, m->wakes + rank, 1);
-    return 2;
+    mailbox_write(p, o, record_place(m, target, 0), record_place(m, p->comm->rank, 0), sizeof r);
+    if (!p->comm->immediate_bits) return 1 + mailbox_wake(p, target, o + 1);
+    o->kind = UCCL_EP_OPERATION_WRITE_IMM;
+    return 1;
 }
 
 /* Sender hold: the new sum of a word whose only writer this rank is. */
-void mailbox_sum(struct proxy *p, uint32_t target, const struct entry *e, uccl_ep_operation *o) {
+void mailbox_sum(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o) {
     const struct mailbox *m = &p->mailbox;
-    const uint64_t local = record_place(m, target, 0);
-    const uint64_t sum = p->sums[(uint64_t)target * p->signals + e->slot] + e->add;
+    const uint64_t local = record_place(m, target, 0), sum = p->sums[(uint64_t)target * p->signals + slot] + add;
     memcpy(at(m, m->outbox, local), &sum, sizeof sum);
     mailbox_write(p, o, local, 0, sizeof sum);
     o->remote_region = UCCL_EP_REGION_SIGNALS;
-    o->remote_offset = ((uint64_t)p->bank * p->signals + e->slot) * sizeof sum;
+    o->remote_offset = ((uint64_t)p->bank * p->signals + slot) * sizeof sum;
 }
 
 /* What the peer is told by a return word: the last of its numbers, or records, behind which there is no gap. */
