@@ -188,8 +188,9 @@ typedef struct uccl_ep_memory {
 /* ------------------------------------------------------------------------------------------------------- operations */
 
 typedef enum uccl_ep_operation_kind {
-    UCCL_EP_OPERATION_WRITE = 1,     /* `length` bytes from local to remote; length 0 is legal and moves nothing */
-    UCCL_EP_OPERATION_ADD64 = 2,     /* add `value` to the 8-byte aligned word at remote, modulo 2^64, exactly once */
+    UCCL_EP_OPERATION_WRITE = 1, /* `length` bytes from local to remote; 0 is legal and moves nothing. Aligned 8-byte
+                                  * words appear whole; nothing larger has to */
+    UCCL_EP_OPERATION_ADD64 = 2, /* add `value` to the 8-byte aligned word at remote, modulo 2^64, exactly once */
     UCCL_EP_OPERATION_WRITE_IMM = 3, /* a write, and `value` as an immediate to the target's endpoint */
     UCCL_EP_OPERATION_READ = 4       /* from remote to local: the core's flush */
 } uccl_ep_operation_kind;

@@ -221,6 +221,16 @@ static void complete(uccl_ep_endpoint *e, const struct pending *p, int32_t statu
         if (e->completed < 2 * QUEUE) e->done[e->completed++] = record;
 }
 
+/* Words that others poll appear whole, as a NIC's do, and after what came before. */
+static void place(char *to, const char *from, uint32_t length) {
+    for (; length >= 8; to += 8, from += 8, length -= 8) {
+        uint64_t word;
+        memcpy(&word, from, sizeof word);
+        __atomic_store_n((uint64_t *)(void *)to, word, __ATOMIC_RELEASE);
+    }
+    for (; length; length--) __atomic_store_n(to++, *from++, __ATOMIC_RELEASE);
+}
+
 static void execute(uccl_ep_endpoint *e, const struct pending *p) {
     const uccl_ep_device *d = e->device;
     const uccl_ep_operation *o = &p->operation;
@@ -237,8 +247,10 @@ static void execute(uccl_ep_endpoint *e, const struct pending *p) {
         complete(e, p, UCCL_EP_E_NIC);
         return;
     }
-    if (writes)
+    if (writes && o->remote_region == UCCL_EP_REGION_HEAP)
         memcpy(to, d->region[o->local_region].base + o->local_offset, o->length);
+    else if (writes)
+        place(to, d->region[o->local_region].base + o->local_offset, o->length);
     else
         __atomic_fetch_add((uint64_t *)(void *)to, o->value, __ATOMIC_ACQ_REL);
     if (o->kind == UCCL_EP_OPERATION_WRITE_IMM) {
