@@ -216,6 +216,10 @@ static void scratch_close(uccl_ep_device *device) {
 }
 
 static uccl_ep_status region_register(uccl_ep_device *device, uccl_ep_region region, const uccl_ep_memory *memory) {
+    if (region == UCCL_EP_REGION_MAILBOX && device->scratch)
+        return device->host->fail(
+            device->host->context, UCCL_EP_E_UNSUPPORTED, 0,
+            "this fault keeps its bytes where the strategy has its mailbox: take another strategy");
     const uccl_ep_status status = device->real->region_register(device->inner, region, memory);
     if (status != UCCL_EP_OK || region != UCCL_EP_REGION_HEAP) return status;
     device->heap = memory->base;
