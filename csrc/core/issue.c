@@ -466,7 +466,7 @@ void issue_peer(struct proxy *p, uint32_t target) {
     q->inflight_bytes += b.bytes;
     p->inflight += b.n;
     p->inflight_bytes += b.bytes;
-    p->stats.operations += b.n;
+    p->stats.operations += b.n - read;
     p->stats.merged += b.merged;
     p->stats.holds += b.holds;
     p->stats.flow_stops += b.flow_stops;

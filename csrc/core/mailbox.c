@@ -187,7 +187,6 @@ static bool send_return(struct proxy *p, uint32_t target) {
         q->uncovered = 0;
     }
     p->inflight++;
-    p->stats.operations++;
     p->stats.returns++;
     return true;
 }

@@ -270,6 +270,21 @@ static void look_at_excluded(struct proxy *p) {
     }
 }
 
+/*
+ * Who closed in good order adds no signals any more, and answers nothing. Looked at before new events are, so that a
+ * return word that came before the goodbye has been seen.
+ */
+static void look_at_departed(struct proxy *p) {
+    if (!p->mailboxes) return;
+    for (uint32_t w = 0; w < (p->size + 63) / 64; w++) {
+        uint64_t bits = p->busy[w] & atomic_load_explicit(&p->comm->departed[w], memory_order_acquire);
+        for (; bits; bits &= bits - 1) {
+            const uint32_t target = w * 64 + (uint32_t)__builtin_ctzll(bits);
+            if (p->peers[target].state == PEER_UP) peer_lost(p, target, "it closed its communicator");
+        }
+    }
+}
+
 static void look_at_abandoned(struct proxy *p) {
     for (uint32_t i = 0; i < p->channels; i++) {
         struct channel *c = &p->channel[i];
@@ -300,6 +315,7 @@ static void forgive_silence(struct proxy *p) {
 static void housekeeping(struct proxy *p) {
     p->housekeeping_ns = p->now_ns;
     p->stats.cpu = (uint64_t)(unsigned)sched_getcpu();
+    look_at_departed(p);
     look_at_events(p);
     look_at_excluded(p);
     look_at_deadlines(p);

@@ -268,7 +268,8 @@ typedef struct uccl_ep_channel_stats {
 
 typedef struct uccl_ep_proxy_stats {
     uint64_t passes, idle_passes, sleeps;  /* of the loop */
-    uint64_t commands, operations, merged; /* taken; submitted to the NIC; puts that went along with a neighbour */
+    uint64_t commands, operations, merged; /* taken; submitted to the NIC for them; puts that went along with a
+                                            * neighbour */
     uint64_t submits, completions;
     uint64_t backpressure;   /* submits that the NIC did not take whole */
     uint64_t flow_stops;     /* batches cut by our own limits */
