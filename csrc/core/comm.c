@@ -24,15 +24,6 @@ typedef struct hello {
     uccl_ep_caps caps;
 } hello;
 
-typedef struct blob {
-    uint32_t bytes;
-    uint8_t data[UCCL_EP_MAX_BLOB_BYTES];
-} blob;
-
-/* The mailbox is registered last, and not by every strategy: its blob is then empty on all ranks. */
-static const uccl_ep_region used_regions[] = {UCCL_EP_REGION_HEAP, UCCL_EP_REGION_SIGNALS, UCCL_EP_REGION_MAILBOX};
-#define USED_REGIONS (sizeof used_regions / sizeof *used_regions)
-
 static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_rank, uint32_t rank) {
 #define SAME(field, what)                                                                                              \
     if (mine->field != other->field)                                                                                   \
@@ -80,7 +71,7 @@ static uint64_t page_up(uint64_t bytes) {
     return (bytes + page - 1) / page * page;
 }
 
-static uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const char *clause, const char *what) {
+uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const char *clause, const char *what) {
     const char *why = host_fail_text();
     const uccl_ep_status checked = checked_status(status);
     if (checked != status)
@@ -341,113 +332,6 @@ static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
     return p->endpoint ? UCCL_EP_OK : backend_gave(comm, "no endpoint");
 }
 
-/* ------------------------------------------------------------------------------------------------------- connecting */
-
-uccl_ep_status endpoint_blob(uccl_ep_comm *comm, struct proxy *p, void *out) {
-    blob *b = out;
-    b->bytes = sizeof b->data;
-    host_fail_clear();
-    const uccl_ep_status status = comm->backend->endpoint_address(p->endpoint, b->data, &b->bytes);
-    if (status != UCCL_EP_OK) return backend_failed(comm, status, "", "reading an endpoint's address");
-    if (b->bytes > sizeof b->data)
-        return fail_local(UCCL_EP_E_BACKEND, "", "%s wrote more than a blob holds", comm->backend->name);
-    return UCCL_EP_OK;
-}
-
-size_t blob_size(void) {
-    return sizeof(blob);
-}
-
-/*
- * Connect every endpoint to the peers in `wanted`, all of them at once. Within most of the bootstrap timeout: those who
- * are connected wait that long in the next exchange, and are to be told who could not, not to run out of patience
- * first.
- */
-uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bool *wanted) {
-    const uccl_ep_backend *backend = comm->backend;
-    const uint32_t proxies = comm->config.proxies;
-    const blob *all = addresses; /* [size][proxies] */
-    bool *waiting = calloc((size_t)comm->size * proxies, sizeof *waiting);
-    if (!waiting) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to connect");
-    uccl_ep_status status = UCCL_EP_OK;
-    size_t left = 0;
-    host_fail_clear();
-    for (uint32_t target = 0; target < comm->size && status == UCCL_EP_OK; target++) {
-        if (!wanted[target]) continue;
-        for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++) {
-            const blob *b = &all[(size_t)target * proxies + i];
-            if (b->bytes > sizeof b->data)
-                status = fail_local(UCCL_EP_E_BOOTSTRAP, "", "the address of rank %u is not one", target);
-            else if ((status = backend->connect(comm->proxies[i].endpoint, target, b->data, b->bytes)) != UCCL_EP_OK)
-                status = backend_failed(comm, status, "ERR-1", "connecting");
-            else
-                waiting[(size_t)target * proxies + i] = true, left++;
-            if (status != UCCL_EP_OK) last_error_slot()->peer = target;
-        }
-    }
-    const uint64_t deadline = deadline_of(comm, comm->config.bootstrap_timeout_ns / 4 * 3);
-    backoff b = {.turns = 0};
-    while (left && status == UCCL_EP_OK) {
-        const size_t before = left;
-        for (uint32_t k = 0; k < comm->size * proxies && status == UCCL_EP_OK; k++) {
-            if (!waiting[k]) continue;
-            host_fail_clear();
-            const uccl_ep_status got = backend->connect_poll(comm->proxies[k % proxies].endpoint, k / proxies);
-            if (got == UCCL_EP_IN_PROGRESS) {
-                if (comm_now(comm) < deadline) continue;
-                status = fail_local(UCCL_EP_E_DEADLINE, "ERR-1", "rank %u did not connect within the bootstrap timeout",
-                                    k / proxies);
-            } else if (got != UCCL_EP_OK) {
-                status = backend_failed(comm, got, "ERR-1", "connecting");
-            }
-            if (status != UCCL_EP_OK) last_error_slot()->peer = k / proxies;
-            waiting[k] = false, left--;
-        }
-        if (left == before) backoff_pause(comm, &b);
-    }
-    free(waiting);
-    return status;
-}
-
-uccl_ep_status region_blobs(uccl_ep_comm *comm, void *out) {
-    blob *blobs = out; /* [USED_REGIONS] */
-    for (size_t i = 0; i < USED_REGIONS; i++) {
-        blobs[i].bytes = 0;
-        if (!comm->registered[used_regions[i]]) continue;
-        blobs[i].bytes = sizeof blobs[i].data;
-        host_fail_clear();
-        const uccl_ep_status status =
-            comm->backend->region_export(comm->device, used_regions[i], blobs[i].data, &blobs[i].bytes);
-        if (status != UCCL_EP_OK) return backend_failed(comm, status, "MEM-1", "exporting a region");
-        if (blobs[i].bytes > sizeof blobs[i].data)
-            return fail_local(UCCL_EP_E_BACKEND, "", "%s wrote more than a blob holds", comm->backend->name);
-    }
-    return UCCL_EP_OK;
-}
-
-size_t region_blobs_size(void) {
-    return USED_REGIONS * sizeof(blob);
-}
-
-uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *wanted) {
-    const blob *all = blobs; /* [size][USED_REGIONS] */
-    for (uint32_t target = 0; target < comm->size; target++) {
-        for (size_t i = 0; i < USED_REGIONS && wanted[target]; i++) {
-            const blob *b = &all[(size_t)target * USED_REGIONS + i];
-            if (!comm->registered[used_regions[i]]) continue;
-            host_fail_clear();
-            uccl_ep_status status = UCCL_EP_E_BOOTSTRAP;
-            if (b->bytes <= sizeof b->data)
-                status = comm->backend->region_import(comm->device, target, used_regions[i], b->data, b->bytes);
-            if (status == UCCL_EP_OK) continue;
-            status = backend_failed(comm, status, "MEM-1", "reaching the memory of a peer");
-            last_error_slot()->peer = target;
-            return status;
-        }
-    }
-    return UCCL_EP_OK;
-}
-
 /* ----------------------------------------------------------------------------------------------------------- create */
 
 static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap) {
@@ -594,42 +478,20 @@ static void close_nic(uccl_ep_comm *comm) {
     comm->device = NULL;
 }
 
-/* Addresses and region blobs travel together, [proxies] and [regions] of them a rank. */
 static uccl_ep_status join(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap) {
-    const uint32_t proxies = comm->config.proxies;
-    const size_t addresses = proxies * blob_size(), stride = addresses + region_blobs_size();
-    char *mine = calloc(1, stride), *all = calloc(comm->size, stride);
-    char *their_addresses = calloc(comm->size, addresses), *their_regions = calloc(comm->size, region_blobs_size());
-    bool *everybody = malloc(comm->size * sizeof *everybody);
-    uccl_ep_status status = open_agreed(comm);
-    if (status == UCCL_EP_OK && (!mine || !all || !their_addresses || !their_regions || !everybody)) {
-        status = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to connect %u ranks", comm->size);
-    } else if (status == UCCL_EP_OK) {
-        memset(everybody, true, comm->size);
-        for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
-            status = endpoint_blob(comm, &comm->proxies[i], mine + i * blob_size());
-        if (status == UCCL_EP_OK) status = region_blobs(comm, mine + addresses);
+    struct contacts contacts;
+    uccl_ep_status status = contacts_gather(comm, bootstrap, "addresses", open_agreed(comm), &contacts);
+    if (status != UCCL_EP_OK) {
+        contacts_free(&contacts);
+        return status;
     }
-    status = exchange(comm, bootstrap, "addresses", status, mine, (uint32_t)stride, all);
-    if (status == UCCL_EP_OK) {
-        for (uint32_t rank = 0; rank < comm->size; rank++) {
-            memcpy(their_addresses + rank * addresses, all + rank * stride, addresses);
-            memcpy(their_regions + rank * region_blobs_size(), all + rank * stride + addresses, region_blobs_size());
-        }
-        status = connect_peers(comm, their_addresses, everybody);
-        if (status == UCCL_EP_OK) status = import_peers(comm, their_regions, everybody);
-        /* Those who still try to connect to us are not to wait for their deadline: they hear the reason in the
-         * exchange. */
-        if (status != UCCL_EP_OK) close_nic(comm);
-        /* Nobody may send before everybody can receive. */
-        status = exchange(comm, bootstrap, "connect", status, NULL, 0, NULL);
-    }
-    free(mine);
-    free(all);
-    free(their_addresses);
-    free(their_regions);
-    free(everybody);
-    return status;
+    status = connect_peers(comm, &contacts, NULL);
+    if (status == UCCL_EP_OK) status = import_peers(comm, &contacts, NULL);
+    contacts_free(&contacts); /* before all ranks wait for the last one with theirs */
+    /* Those who still try to connect to us are not to wait for their deadline: they hear the reason in the exchange. */
+    if (status != UCCL_EP_OK) close_nic(comm);
+    /* Nobody may send before everybody can receive. */
+    return exchange(comm, bootstrap, "connect", status, NULL, 0, NULL);
 }
 
 uccl_ep_status start_proxies(uccl_ep_comm *comm) {

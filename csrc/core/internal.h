@@ -481,13 +481,20 @@ void peer_failing_step(struct proxy *p, uint32_t target);
 uccl_ep_status exchange(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, const char *step, uccl_ep_status mine,
                         const void *payload, uint32_t bytes, void *all);
 
-/* comm.c: steps that reset repeats */
-size_t blob_size(void);
-uccl_ep_status endpoint_blob(uccl_ep_comm *comm, struct proxy *p, void *out);
-size_t region_blobs_size(void);
-uccl_ep_status region_blobs(uccl_ep_comm *comm, void *out);
-uccl_ep_status connect_peers(uccl_ep_comm *comm, const void *addresses, const bool *wanted);
-uccl_ep_status import_peers(uccl_ep_comm *comm, const void *blobs, const bool *wanted);
+/* connect.c: what ranks know of each other's endpoints and regions. */
+struct contacts {
+    size_t address_room, region_room; /* of one blob */
+    size_t stride;                    /* of one rank: [proxies] addresses, [regions] */
+    char *all;                        /* [size] */
+};
+uccl_ep_status contacts_gather(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, const char *step,
+                               uccl_ep_status status, struct contacts *c);
+void contacts_free(struct contacts *c);
+uccl_ep_status connect_peers(uccl_ep_comm *comm, const struct contacts *c, const bool *wanted);
+uccl_ep_status import_peers(uccl_ep_comm *comm, const struct contacts *c, const bool *wanted);
+
+/* comm.c */
+uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const char *clause, const char *what);
 uccl_ep_status start_proxies(uccl_ep_comm *comm);
 void stop_proxies(uccl_ep_comm *comm);
 

@@ -53,19 +53,8 @@ static void *at(const struct mailbox *m, uint64_t box, uint64_t place) {
     return m->base + box + place;
 }
 
-uccl_ep_status mailbox_open(uccl_ep_comm *comm, struct proxy *p) {
-    layout(comm, &p->mailbox);
-    struct mailbox *m = &p->mailbox;
-    m->base = comm->mailbox;
-    m->inbox = 2 * m->box_bytes * p->index;
-    m->outbox = m->inbox + m->box_bytes;
-    for (uint32_t target = 0; target < p->size; target++) mailbox_reset(p, target);
-    return UCCL_EP_OK;
-}
-
-/* Both ends of a pair start as after create. Nothing is under way between them. */
-void mailbox_reset(struct proxy *p, uint32_t target) {
-    if (!p->links) return;
+/* Of a pair whose records are all zero: counts begin. Touches no more memory than it has to, for there are 4096. */
+static void pair_begin(struct proxy *p, uint32_t target) {
     const uint64_t first = p->comm->config.first_sequence;
     struct link *l = &p->links[target];
     const bool return_due = l->return_due, watched = l->watched; /* it stays in the lists that it is in */
@@ -78,13 +67,30 @@ void mailbox_reset(struct proxy *p, uint32_t target) {
                        .watched = watched};
     if (tagged(p)) l->records = first;
     const struct mailbox *m = &p->mailbox;
-    if (!m->base) return;
     for (uint32_t box = 0; box < 2; box++) {
         const uint64_t base = box ? m->outbox : m->inbox;
-        memset(at(m, base, record_place(m, target, 0)), 0, m->slots * sizeof(struct record));
         memcpy(at(m, base, m->returns + target * sizeof(uint64_t)), &first, sizeof first);
         *(uint8_t *)at(m, base, m->wakes + target) = (uint8_t)first;
     }
+}
+
+uccl_ep_status mailbox_open(uccl_ep_comm *comm, struct proxy *p) {
+    layout(comm, &p->mailbox);
+    struct mailbox *m = &p->mailbox;
+    m->base = comm->mailbox;
+    m->inbox = 2 * m->box_bytes * p->index;
+    m->outbox = m->inbox + m->box_bytes;
+    for (uint32_t target = 0; target < p->size; target++) pair_begin(p, target);
+    return UCCL_EP_OK;
+}
+
+/* Both ends of a pair start as after create. Nothing is under way between them. */
+void mailbox_reset(struct proxy *p, uint32_t target) {
+    if (!p->links) return;
+    const struct mailbox *m = &p->mailbox;
+    for (uint32_t box = 0; box < 2; box++)
+        memset(at(m, box ? m->outbox : m->inbox, record_place(m, target, 0)), 0, m->slots * sizeof(struct record));
+    pair_begin(p, target);
 }
 
 /* --------------------------------------------------------------------------------------------------------- sending */

@@ -85,13 +85,10 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
     if (!bootstrap || bootstrap->size != comm->size || bootstrap->rank != comm->rank)
         return fail_local(UCCL_EP_E_INVALID, "ERR-6", "reset is collective over the ranks of create");
     const uint32_t size = comm->size, proxies = comm->config.proxies;
-    const size_t address_bytes = proxies * blob_size();
     bool *mine = calloc(size, sizeof *mine), *wanted = calloc(size, sizeof *wanted);
     bool *all = calloc((size_t)size * size, sizeof *all);
-    char *address = calloc(1, address_bytes), *addresses = calloc(size, address_bytes);
-    char *regions = calloc(1, region_blobs_size()), *all_regions = calloc(size, region_blobs_size());
-    if (!mine || !wanted || !all || !address || !addresses || !regions || !all_regions)
-        status = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to reset %u ranks", size);
+    struct contacts contacts = {0};
+    if (!mine || !wanted || !all) status = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to reset %u ranks", size);
 
     for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
         if (comm->proxies[i].endpoint_broken)
@@ -111,14 +108,8 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
             wanted[target] = mine[target] || all[(size_t)target * size + comm->rank];
         for (uint32_t target = 0; target < size && status == UCCL_EP_OK; target++)
             if (wanted[target]) status = disconnect_pair(comm, target);
-        for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++)
-            status = endpoint_blob(comm, &comm->proxies[i], address + i * blob_size());
-        if (status == UCCL_EP_OK) status = region_blobs(comm, regions);
-        status = exchange(comm, bootstrap, "reset addresses", status, address, (uint32_t)address_bytes, addresses);
+        status = contacts_gather(comm, bootstrap, "reset addresses", status, &contacts);
     }
-    if (status == UCCL_EP_OK)
-        status =
-            exchange(comm, bootstrap, "reset regions", UCCL_EP_OK, regions, (uint32_t)region_blobs_size(), all_regions);
     if (status == UCCL_EP_OK) {
         /* All have disconnected, nobody has connected: nothing writes into the mailboxes of these pairs. */
         for (uint32_t target = 0; target < size; target++) {
@@ -129,8 +120,8 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
                 mailbox_reset(p, target);
             }
         }
-        status = connect_peers(comm, addresses, wanted);
-        if (status == UCCL_EP_OK) status = import_peers(comm, all_regions, wanted);
+        status = connect_peers(comm, &contacts, wanted);
+        if (status == UCCL_EP_OK) status = import_peers(comm, &contacts, wanted);
         for (uint32_t i = 0; i < proxies && status == UCCL_EP_OK; i++) {
             struct proxy *p = &comm->proxies[i];
             if (p->sums) madvise(p->sums, (size_t)size * p->signals * sizeof *p->sums, MADV_DONTNEED); /* all zero */
@@ -155,10 +146,7 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
     free(mine);
     free(wanted);
     free(all);
-    free(address);
-    free(addresses);
-    free(regions);
-    free(all_regions);
+    contacts_free(&contacts);
     if (status != UCCL_EP_OK) {
         /* Half a reset is no state to go on from. */
         const uccl_ep_error kept = *uccl_ep_last_error();
