@@ -298,7 +298,8 @@ static uccl_ep_status open_links(uccl_ep_comm *comm, struct proxy *p) {
     p->links = zeroed(size * sizeof *p->links);
     p->returns_due = zeroed(size * sizeof *p->returns_due);
     p->watched = zeroed(size * sizeof *p->watched);
-    if (p->mailboxes && !p->sequenced && !comm->immediate_bits) p->wakes_seen = zeroed((size + 63) / 64 * 64);
+    if (p->mailboxes && !p->sequenced && !comm->immediate_bits)
+        p->wakes_seen = zeroed((size * p->comm->agreed.caps.write_alignment + size + 63) / 64 * 64);
     if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM) {
         p->sums =
             mmap(NULL, sums_bytes(comm), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -198,10 +198,11 @@ struct mailbox {
     uint64_t inbox, outbox;
     uint64_t returns; /* within a box: 8 bytes, how far the peer has come with what this rank sent */
     uint64_t records; /* [window] or one, 16 bytes each */
-    uint64_t wakes;   /* 1 byte, low bits of the count of the record sent last */
+    uint64_t wakes;   /* 1 byte, or as much as the NIC writes at least: low bits of the count of the record sent last */
     uint64_t read;    /* of the outbox: what a read brings, which nobody looks at */
     uint64_t box_bytes;
-    uint32_t slots; /* records of a peer */
+    uint32_t slots;                    /* records of a peer */
+    uint32_t wake_bytes, return_bytes; /* as written */
 };
 
 /* Of the flight recorder: `n` commands from `ticket` on were taken at once. Their words end at position `end` of

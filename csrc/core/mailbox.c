@@ -31,11 +31,16 @@ static uint64_t line_up(uint64_t bytes) {
 
 /* The same on all ranks: it depends on what they agreed on alone. */
 static void layout(const uccl_ep_comm *comm, struct mailbox *m) {
+    /* No command comes at a finer granularity than 16, so no NIC that is used asks for more alignment than that. */
+    const uint32_t alignment = comm->agreed.caps.write_alignment ? comm->agreed.caps.write_alignment : 1;
+    UCCL_EP_ASSERT(alignment <= sizeof(struct record));
+    m->wake_bytes = alignment;
+    m->return_bytes = alignment > sizeof(uint64_t) ? alignment : (uint32_t)sizeof(uint64_t);
     m->slots = comm->window ? comm->window : 1;
     m->returns = 0;
-    m->records = line_up(comm->size * sizeof(uint64_t));
+    m->records = line_up((uint64_t)comm->size * m->return_bytes);
     m->wakes = m->records + line_up((uint64_t)comm->size * m->slots * sizeof(struct record));
-    m->read = m->wakes + line_up(comm->size);
+    m->read = m->wakes + line_up((uint64_t)comm->size * m->wake_bytes);
     m->box_bytes = m->read + LINE;
 }
 
@@ -47,6 +52,14 @@ uint64_t mailbox_bytes(const uccl_ep_comm *comm) {
 
 static uint64_t record_place(const struct mailbox *m, uint32_t rank, uint64_t number) {
     return m->records + ((uint64_t)rank * m->slots + number % m->slots) * sizeof(struct record);
+}
+
+static uint64_t return_place(const struct mailbox *m, uint32_t rank) {
+    return m->returns + (uint64_t)rank * m->return_bytes;
+}
+
+static uint64_t wake_place(const struct mailbox *m, uint32_t rank) {
+    return m->wakes + (uint64_t)rank * m->wake_bytes;
 }
 
 static void *at(const struct mailbox *m, uint64_t box, uint64_t place) {
@@ -69,8 +82,8 @@ static void pair_begin(struct proxy *p, uint32_t target) {
     const struct mailbox *m = &p->mailbox;
     for (uint32_t box = 0; box < 2; box++) {
         const uint64_t base = box ? m->outbox : m->inbox;
-        memcpy(at(m, base, m->returns + target * sizeof(uint64_t)), &first, sizeof first);
-        *(uint8_t *)at(m, base, m->wakes + target) = (uint8_t)first;
+        memcpy(at(m, base, return_place(m, target)), &first, sizeof first);
+        *(uint8_t *)at(m, base, wake_place(m, target)) = (uint8_t)first;
     }
 }
 
@@ -120,8 +133,8 @@ void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry
 /* Sender hold: what wakes the target, whose record is on its way. Returns how many operations. */
 uint32_t mailbox_wake(struct proxy *p, uint32_t target, uccl_ep_operation *o) {
     const struct mailbox *m = &p->mailbox;
-    *(uint8_t *)at(m, m->outbox, m->wakes + target) = (uint8_t)(p->links[target].records + 1);
-    mailbox_write(p, o, m->wakes + target, m->wakes + p->comm->rank, 1);
+    *(uint8_t *)at(m, m->outbox, wake_place(m, target)) = (uint8_t)(p->links[target].records + 1);
+    mailbox_write(p, o, wake_place(m, target), wake_place(m, p->comm->rank), m->wake_bytes);
     return 1;
 }
 
@@ -162,7 +175,7 @@ static void owe_return(struct proxy *p, uint32_t target) {
 void mailbox_return_done(struct proxy *p, uint32_t target) {
     struct link *l = &p->links[target];
     uint64_t sent;
-    memcpy(&sent, at(&p->mailbox, p->mailbox.outbox, p->mailbox.returns + target * sizeof sent), sizeof sent);
+    memcpy(&sent, at(&p->mailbox, p->mailbox.outbox, return_place(&p->mailbox, target)), sizeof sent);
     l->returning = false;
     if (sent != return_value(l)) owe_return(p, target);
 }
@@ -176,9 +189,9 @@ static bool send_return(struct proxy *p, uint32_t target) {
         return true; /* who is given up gets none; else mailbox_return_done() looks again */
     if (p->inflight >= p->max_inflight) return false;
     uccl_ep_operation o;
-    const uint64_t local = m->returns + target * sizeof(uint64_t), value = return_value(l);
+    const uint64_t local = return_place(m, target), value = return_value(l);
     memcpy(at(m, m->outbox, local), &value, sizeof value);
-    mailbox_write(p, &o, local, m->returns + p->comm->rank * sizeof value, sizeof value);
+    mailbox_write(p, &o, local, return_place(m, p->comm->rank), m->return_bytes);
     if (p->in_order)
         o.cookie = (uint64_t)q->incarnation << 32 | (uint32_t)(q->seq_issued + 1);
     else
@@ -321,7 +334,7 @@ static bool apply_tagged(struct proxy *p, uint32_t source) {
     return true;
 }
 
-/* Bytes that wake: 64 sources at a time, another 64 in the next pass, so that idling costs the same with any number. */
+/* Bytes that wake: a line of them, 64 sources, and another in the next pass: idling costs the same with any number. */
 static void look_at_wakes(struct proxy *p) {
     const struct mailbox *m = &p->mailbox;
     const uint32_t first = p->wake_line * LINE;
@@ -330,19 +343,20 @@ static void look_at_wakes(struct proxy *p) {
         uint64_t changed = __atomic_load_n(&line[w], __ATOMIC_ACQUIRE) ^ p->wakes_seen[p->wake_line * (LINE / 8) + w];
         p->wakes_seen[p->wake_line * (LINE / 8) + w] ^= changed;
         while (UNLIKELY(changed)) {
-            const uint32_t byte = (uint32_t)__builtin_ctzll(changed) / 8, source = first + w * 8 + byte;
+            const uint32_t byte = (uint32_t)__builtin_ctzll(changed) / 8,
+                           source = (first + w * 8 + byte) / m->wake_bytes;
             changed &= ~(0xffull << byte * 8);
             if (source < p->size) watch(p, source);
         }
     }
-    p->wake_line = first + LINE < p->size ? p->wake_line + 1 : 0;
+    p->wake_line = first + LINE < p->size * m->wake_bytes ? p->wake_line + 1 : 0;
 }
 
 /* More is to come from this source: its byte counts one that is not here yet. */
 static bool awaited(const struct proxy *p, uint32_t source) {
     const struct mailbox *m = &p->mailbox;
     if (p->comm->immediate_bits) return false; /* they tell of it, and of nothing that is not here */
-    const uint8_t count = __atomic_load_n((uint8_t *)at(m, m->inbox, m->wakes + source), __ATOMIC_ACQUIRE);
+    const uint8_t count = __atomic_load_n((uint8_t *)at(m, m->inbox, wake_place(m, source)), __ATOMIC_ACQUIRE);
     return (int8_t)(count - (uint8_t)return_value(&p->links[source])) > 0;
 }
 
@@ -447,7 +461,7 @@ static bool look_at_returns(struct proxy *p) {
             struct peer *q = &p->peers[target];
             if (q->state != PEER_UP) continue;
             struct link *l = &p->links[target];
-            const uint64_t *from = at(m, m->inbox, m->returns + target * sizeof *from);
+            const uint64_t *from = at(m, m->inbox, return_place(m, target));
             const uint64_t issued = mailbox_issued(p, q);
             const uint64_t word = FAULT(return_word_ignored) ? issued : __atomic_load_n(from, __ATOMIC_ACQUIRE);
             if (!return_take(word, issued, &l->returned)) continue;

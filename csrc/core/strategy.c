@@ -112,6 +112,8 @@ static void missing(const uccl_ep_comm *comm, const promised *all, const struct 
         else if (!receives_return(all))
             say(l, "a way to give receives back");
     }
+    if (s->needs & NEEDS_ONE_WRITER && all->caps.write_alignment > sizeof(uint64_t))
+        say(l, "writes of 8 bytes (they are multiples of %u)", all->caps.write_alignment);
     if (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER))
         say(l, "(the caller does not say that every signal has a single writer)");
 }

@@ -7,7 +7,7 @@
  * the earliest), room=N (operations that fit a peer's queue), again=P (P % of submits take nothing), poison=OFFSET (a
  * write to this heap offset fails), stall=RANK (nothing to this rank is executed until it is disconnected), double=1
  * (completions of any_order come twice), max_message=N, seed=S, adds=0 (no ADD64),
- * imm=BITS (immediates, which take no receive).
+ * imm=BITS (immediates, which take no receive), align=BYTES (of writes).
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -32,7 +32,7 @@ struct uccl_ep_device {
         char *base;
         uint64_t bytes;
     } region[UCCL_EP_REGIONS], remote[RANKS][UCCL_EP_REGIONS];
-    uint64_t any_order, atomic_order, lazy, room, again, poison, stall, twice, max_message, adds, imm, seed;
+    uint64_t any_order, atomic_order, lazy, room, again, poison, stall, twice, max_message, adds, imm, align, seed;
 };
 
 struct uccl_ep_endpoint {
@@ -66,6 +66,7 @@ static void promises(const uccl_ep_device *d, uccl_ep_caps *caps) {
     if (d && !d->adds) caps->flags &= ~(uint64_t)UCCL_EP_CAP_ATOMIC_ADD64;
     if (d && d->imm) caps->flags |= UCCL_EP_CAP_IMM_VISIBLE;
     caps->immediate_bits = d ? (uint32_t)d->imm : 0;
+    caps->write_alignment = d ? (uint32_t)d->align : 0;
     if (d && !d->any_order)
         caps->flags |= UCCL_EP_CAP_COMPLETES_IN_ORDER | UCCL_EP_CAP_UNSIGNALLED | UCCL_EP_CAP_ERROR_STOPS;
     if (d && d->atomic_order) caps->flags |= UCCL_EP_CAP_ORDER_WRITE_ATOMIC | UCCL_EP_CAP_ORDER_WRITE_WRITE;
@@ -107,6 +108,7 @@ static uccl_ep_status device_open(const uccl_ep_host *host, const char *name, co
                 {"max_message", &d->max_message},
                 {"adds", &d->adds},
                 {"imm", &d->imm},
+                {"align", &d->align},
                 {"seed", &d->seed}};
     char copy[256];
     snprintf(copy, sizeof copy, "%s", options);
@@ -238,6 +240,9 @@ static void execute(uccl_ep_endpoint *e, const struct pending *p) {
         complete(e, p, UCCL_EP_E_CLOSED); /* flushed behind an error */
         return;
     }
+    const uint64_t align = d->align ? d->align : 1;
+    if ((o->remote_offset | o->local_offset | o->length) % align && o->kind != UCCL_EP_OPERATION_ADD64)
+        abort(); /* nor for that */
     char *to = d->remote[p->peer][o->remote_region].base + o->remote_offset;
     if (o->remote_offset + o->length > d->remote[p->peer][o->remote_region].bytes)
         abort(); /* the core must not ask for it */

@@ -185,6 +185,8 @@ static void test_traffic(void) {
         {"imm=24,adds=0,any_order=1,double=1,lazy=2,seed=12", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE},
         {"imm=32,adds=0,any_order=1,room=4,again=50,max_message=48,seed=13", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE},
         {"adds=0,any_order=1,lazy=1,seed=14", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX},
+        {"adds=0,align=16,any_order=1,lazy=1,seed=19", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX},
+        {"adds=0,imm=32,align=16,any_order=1,seed=20", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE},
         {"adds=0,room=1,again=50,seed=15", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX},
         {"adds=0,imm=8,any_order=1,double=1,seed=16", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX},
         {"adds=0,any_order=1,lazy=1,seed=17", UCCL_EP_STRATEGY_SENDER_HOLD_SUM},

@@ -49,7 +49,6 @@ static uccl_ep_status bad_device_open(const uccl_ep_host *host, const char *name
     const uccl_ep_status status = device_open(host, name, options, device, caps);
     if (is("coarse_alignment")) caps->write_alignment = 64;
     if (is("transmitted_only")) caps->completion_level = UCCL_EP_COMPLETION_TRANSMITTED;
-    if (is("no_adds")) caps->flags = UCCL_EP_CAP_OWN_MEMORY;
     if (is("two_ranks_at_most")) caps->max_peers = 2;
     if (is("small_regions")) caps->max_region_bytes = 8192;
     return status;
