@@ -138,6 +138,8 @@ typedef struct uccl_ep_sim {
      * Who starts a thread goes on once it is counted; otherwise the order of fibers, and with it the run, would hang on
      * the machine's scheduler. */
     uint32_t (*fibers)(const uccl_ep_sim_world *world);
+    /* Fault i: its name, the keys that it takes, what it does. Returns 0 past the last. */
+    uint32_t (*fault)(uint32_t index, const char **name, const char **keys, const char **text);
 } uccl_ep_sim;
 
 const uccl_ep_sim *uccl_ep_sim_entry(void);
