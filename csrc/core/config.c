@@ -25,33 +25,35 @@ static bool copy_string(char *to, size_t room, const char *from) {
     return n >= 0 && (size_t)n < room;
 }
 
-/* Element `index` of "2,5-7": the CPU it names, or an error. */
+/* Digits alone: strtol would take signs and spaces, too. */
+static bool cpu_number(const char **at, uint32_t *value) {
+    if (**at < '0' || **at > '9') return false;
+    for (*value = 0; **at >= '0' && **at <= '9'; ++*at)
+        if ((*value = *value * 10 + (uint32_t)(**at - '0')) >= CPU_SETSIZE) return false;
+    return true;
+}
+
+/* Element `index` of "2,5-7": the CPU it names, or an error, also for what is wrong behind it. */
 uccl_ep_status parse_cpus(const char *text, uint32_t index, int *cpu) {
-    uint32_t seen = 0;
-    const char *at = text;
-    while (*at) {
-        char *end;
-        const long first = strtol(at, &end, 10);
-        long last = first;
-        if (end == at || first < 0) break;
-        if (*end == '-') {
-            at = end + 1;
-            last = strtol(at, &end, 10);
-            if (end == at || last < first) break;
-        }
-        if (last >= CPU_SETSIZE) break;
-        if (index - seen <= (uint32_t)(last - first)) {
-            *cpu = (int)(first + (long)(index - seen));
-            return UCCL_EP_OK;
-        }
-        seen += (uint32_t)(last - first) + 1;
-        at = end;
-        if (*at == ',')
+    uint32_t seen = 0, first, last;
+    bool found = false;
+    for (const char *at = text;; at++) {
+        bool good = cpu_number(&at, &first);
+        last = first;
+        if (good && *at == '-') {
             at++;
-        else
-            break;
+            good = cpu_number(&at, &last) && last >= first;
+        }
+        if (!good || (*at && *at != ','))
+            return fail_local(UCCL_EP_E_INVALID, "", "cpus '%s' is no list such as 2,5-7", text);
+        if (!found && index - seen <= last - first) {
+            *cpu = (int)(first + (index - seen));
+            found = true;
+        }
+        seen += last - first + 1;
+        if (!*at) break;
     }
-    if (*at || !seen) return fail_local(UCCL_EP_E_INVALID, "", "cpus '%s' is no list such as 2,5-7", text);
+    if (found) return UCCL_EP_OK;
     return fail_local(UCCL_EP_E_INVALID, "", "cpus '%s' names %u CPUs and proxy %u needs one", text, seen, index);
 }
 
@@ -80,6 +82,10 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     uccl_ep_config *c = &comm->config;
     if (!config || config->size < offsetof(uccl_ep_config, flags))
         return fail_local(UCCL_EP_E_INVALID, "", "config is required, with size = sizeof(uccl_ep_config)");
+    /* No version of it ends within a word, and half of a pointer is none. */
+    if (config->size % sizeof(void *))
+        return fail_local(UCCL_EP_E_INVALID, "", "config says size %u, which is that of no uccl_ep_config",
+                          config->size);
     memcpy(c, config, config->size < sizeof *c ? config->size : sizeof *c);
     if (c->refusal)
         return fail_local(c->refusal_status ? checked_status((uccl_ep_status)c->refusal_status) : UCCL_EP_E_INVALID, "",

@@ -85,6 +85,10 @@ static void pair_begin(struct proxy *p, uint32_t target) {
         memcpy(at(m, base, return_place(m, target)), &first, sizeof first);
         *(uint8_t *)at(m, base, wake_place(m, target)) = (uint8_t)first;
     }
+    /* Zeros are a record of the count whose tag is zero, and that may be the first one to come. */
+    const struct record last_one = record_tagged(0, 0, first);
+    if (tagged(p) && record_is_tagged(&(struct record){{0, 0}}, first + 1))
+        memcpy(at(m, m->inbox, record_place(m, target, 0)), &last_one, sizeof last_one);
 }
 
 uccl_ep_status mailbox_open(uccl_ep_comm *comm, struct proxy *p) {
