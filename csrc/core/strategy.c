@@ -22,10 +22,10 @@ static const struct promise {
     const char *text;
 } promises[] = {
     {UCCL_EP_CAP_ATOMIC_ADD64, "64-bit adds"},
-    {UCCL_EP_CAP_ORDER_WRITE_ATOMIC, "adds ordered behind earlier writes"},
+    {UCCL_EP_CAP_ORDER_WRITE_ATOMIC, "adds in order behind writes"},
     {UCCL_EP_CAP_ERROR_STOPS, "that an error stops the queue (ERR-3)"},
-    {UCCL_EP_CAP_SIGNALS_STRICT, "strict order of payload and signal words in one device's memory (MEM-3)"},
-    {UCCL_EP_CAP_FENCE_DELIVERED, "a fence that waits for visible writes and cancels behind a failure (ERR-3)"},
+    {UCCL_EP_CAP_SIGNALS_STRICT, "strict order of payload and words (MEM-3)"},
+    {UCCL_EP_CAP_FENCE_DELIVERED, "a fence for visible writes that cancels behind a failure (ERR-3)"},
 };
 
 /* Needs that are not a promise by itself. */
@@ -60,7 +60,7 @@ const char *strategy_name(uint32_t id) {
 }
 
 typedef struct list {
-    char text[160];
+    char text[208];
     size_t used;
 } list;
 
@@ -99,7 +99,7 @@ static void missing(const uccl_ep_comm *comm, const promised *all, const struct 
     for (size_t i = 0; i < sizeof promises / sizeof *promises; i++)
         if (s->promises & ~all->caps.flags & promises[i].flag) say(l, "%s", promises[i].text);
     if (s->needs & NEEDS_RAISE && raise_by(all) == UINT32_MAX)
-        say(l, "completions that are visible, or can be raised to it (MEM-3)");
+        say(l, "completions that are, or can be made, visible (MEM-3)");
     const uint64_t queues = (uint64_t)comm->size * comm->config.proxies;
     if (s->needs & NEEDS_RESPONDERS && all->caps.responder_atomics && all->caps.responder_atomics < queues)
         say(l, "to take adds of %llu queues at a time (it takes %u)", (unsigned long long)queues,
@@ -144,10 +144,10 @@ static void take(uccl_ep_comm *comm, const promised *all, const struct strategy 
 }
 
 uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all) {
-    list last = {{0}, 0};
+    list last = {"", 0};
     for (size_t i = 0; i < STRATEGIES; i++) {
         const struct strategy *s = &strategies[i];
-        list lacks = {{0}, 0};
+        list lacks = {"", 0};
         if (comm->config.strategy != UCCL_EP_STRATEGY_AUTO && comm->config.strategy != s->id) continue;
         missing(comm, all, s, &lacks);
         if (!lacks.used) {

@@ -198,7 +198,7 @@ CREATES: dict[str, tuple[type[UcclEpError], tuple[str, ...]]] = {
     "region_empty": (CommandError, ("reaching the memory of a peer", "do all ranks run the same one?")),
     # Promises that the core cannot live with.
     "coarse_alignment": (CapabilityError, ("64", "granularity")),
-    "transmitted_only": (CapabilityError, ("completions that are visible, or can be raised to it",)),
+    "transmitted_only": (CapabilityError, ("completions that are, or can be made, visible",)),
     "two_ranks_at_most": (CapabilityError, ("3 ranks", "reaches 2")),
     "small_regions": (RegistrationError, ("registers at most 8192",)),
 }
