@@ -81,9 +81,8 @@ static void test_traffic(void) {
     static const struct {
         const char *profile, *knobs;
     } runs[] = {
-        {"connectx", "completion_level=delivery"},
-        {"thor2", "completion_level=delivery"},
-        {"cxi", "completion_level=delivery"},
+        {"connectx", ""}, {"connectx-ro", ""},      {"efa", ""}, {"efa3", ""},         {"thor2", ""},
+        {"pollara", ""},  {"pollara-noatomic", ""}, {"cxi", ""}, {"strawman-min", ""},
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         struct traffic t = {.rounds = 4, .proxies = 2, .channels = 3};
