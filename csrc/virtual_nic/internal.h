@@ -79,6 +79,7 @@ struct op {
     struct event *duplicate, *piece_event[VNIC_MAX_PIECES], *complete_event, *other_event; /* pending ones */
     uint64_t read_value; /* between the halves of an add */
     uint32_t length, seq, refs, copy_class;
+    uint32_t waiting_entries;        /* in the target's buffer */
     uint32_t blockers, imm_blockers; /* earlier ops that hold the op, or its immediate, back */
     uint32_t cut[VNIC_MAX_PIECES + 1];
     uint32_t peer;
@@ -178,6 +179,7 @@ struct vnic_nic {
     struct vnic_fabric *fabric;
     vnic_knobs knobs;
     struct posted *first, *last;
+    uint32_t of_completed; /* entries of ops that are complete */
     uint64_t queues;
     uint32_t adding;         /* adds that hold a responder's resource */
     struct op *for_resource; /* adds that wait for one */
@@ -265,6 +267,8 @@ void posted_add(struct vnic_nic *nic, struct op *op, uint8_t piece, struct vnic_
 void posted_drain(struct vnic_nic *nic, struct posted *p);
 void posted_flush_conn(struct vnic_nic *nic, const struct conn *conn);
 void posted_flush_region(struct vnic_nic *nic, const struct vnic_region *region);
+/* Completed writes to these bytes that are not visible yet become so now: they are not to hide later ones. */
+void posted_settle(struct vnic_nic *nic, const struct vnic_region *region, uint64_t offset, uint32_t bytes);
 void posted_drop_rank(struct vnic_nic *nic, uint32_t rank);
 bool nic_is_fifo(const struct vnic_nic *nic);
 void read_source(const struct op *op, uint32_t at, uint32_t bytes, char *to);

@@ -128,6 +128,7 @@ void posted_add(struct vnic_nic *nic, struct op *op, uint8_t piece, struct vnic_
     op->refs++;
     op->conn->posted++;
     op->conn->target = nic;
+    op->waiting_entries++;
     p->previous = nic->last;
     if (nic->last)
         nic->last->next = p;
@@ -167,6 +168,8 @@ static void leave(struct vnic_nic *nic, struct posted *p, bool written) {
     const bool counts = written && !p->duplicate;
     const uint32_t rank = p->region->rank;
     op->conn->posted--;
+    op->waiting_entries--;
+    if (op->completed) nic->of_completed--;
     pool_give(&f->posted, p);
     if (written) wake(f, rank);
     if (counts) op_piece_visible(op, piece);
@@ -196,6 +199,17 @@ void posted_flush_conn(struct vnic_nic *nic, const struct conn *conn) {
 
 void posted_flush_region(struct vnic_nic *nic, const struct vnic_region *region) {
     flush(nic, NULL, region);
+}
+
+void posted_settle(struct vnic_nic *nic, const struct vnic_region *region, uint64_t offset, uint32_t bytes) {
+    for (struct posted *p = nic->of_completed ? nic->first : NULL; p;) {
+        if (!p->op->completed || p->region != region || p->offset >= offset + bytes || offset >= p->offset + p->bytes) {
+            p = p->next;
+            continue;
+        }
+        posted_drain(nic, p);
+        p = nic->of_completed ? nic->first : NULL; /* more may have left than this one */
+    }
 }
 
 /* A rank is dead, and so is its memory. */

@@ -110,9 +110,126 @@ static void test_replay(void) {
     }
 }
 
+/* --------------------------------------------------------------------------------------------------- step functions */
+
+struct actor {
+    uccl_ep_sim_world *world;
+    uccl_ep_comm *comm;
+    uint32_t rank, size, reach;
+    uint64_t posted, wanted, seen;
+    uint32_t next;
+    const char *device, *options;
+    uccl_ep_config change;
+};
+
+/* Communicators come up as fibers do; then the fibers leave, and step functions take over. */
+static void actor_rank(sim_rank *r, void *argument) {
+    struct actor *a = (struct actor *)argument + r->rank;
+    sim_comm_config c;
+    sim_configure(&c, r->group->world, r->rank, a->device, a->options);
+    c.config.heap_bytes = 1 << 12;
+    c.config.ring_log2 = a->change.ring_log2;
+    c.config.strategy = a->change.strategy;
+    c.config.max_inflight = a->change.max_inflight;
+    c.config.max_inflight_peer = a->change.max_inflight_peer;
+    c.config.bootstrap_timeout_ns = 600 * SECOND;
+    const uccl_ep_bootstrap bootstrap = sim_bootstrap(r);
+    OK(uccl_ep_comm_create(&c.config, &bootstrap, &a->comm));
+}
+
+/* Posts to `reach` ranks after its own in turn, a put of 64 bytes and a signal each time, as long as there is room. */
+static uint32_t actor_step(void *context) {
+    struct actor *a = context;
+    uint32_t did = 0;
+    while (a->posted < a->wanted && did < 16) {
+        const uint32_t target = (a->rank + 1 + a->next) % a->size;
+        const int status = uccl_ep_put_signal(a->comm, 0, target, 64 * (a->posted % 16), 1024 + 64 * (a->posted % 16),
+                                              64, a->next % 64, 1, 0, NULL);
+        if (status == UCCL_EP_E_AGAIN) break;
+        OK(status);
+        a->posted++;
+        a->next = (a->next + 1) % a->reach;
+        did++;
+    }
+    return did;
+}
+
+static void close_actors(struct actor *actors, uint32_t ranks) {
+    for (uint32_t i = 0; i < ranks; i++) {
+        SIM->actor_remove(actors[i].world, &actors[i]);
+        sim_destroy(actors[i].world, actors[i].comm, 1);
+    }
+}
+
+static uint64_t total_of(const struct actor *a) {
+    uint64_t sum = 0;
+    for (uint32_t slot = 0; slot < 64; slot++) {
+        uint64_t value;
+        OK(uccl_ep_read_signal(a->comm, slot, &value));
+        sum += value;
+    }
+    return sum;
+}
+
+static struct actor *open_actors(uccl_ep_sim_world *world, uint32_t ranks, uint32_t reach, uint64_t wanted,
+                                 const char *device, const uccl_ep_config *change) {
+    struct actor *actors = calloc(ranks, sizeof *actors);
+    CHECK(actors, "no memory");
+    for (uint32_t i = 0; i < ranks; i++)
+        actors[i] = (struct actor){.world = world,
+                                   .rank = i,
+                                   .size = ranks,
+                                   .reach = reach,
+                                   .wanted = wanted,
+                                   .device = device,
+                                   .change = *change};
+    sim_run(world, ranks, actor_rank, actors);
+    for (uint32_t i = 0; i < ranks; i++) {
+        SIM->actor_add(world, i, actor_step, &actors[i]);
+        sim_proxies(world, i, actors[i].comm, 1);
+    }
+    return actors;
+}
+
+/* Of this process: others may keep the machine busy. */
+static uint64_t cpu_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static void test_actors(void) {
+    static const char *const profiles[] = {"connectx", "efa3"};
+    for (size_t p = 0; p < 2; p++) {
+        const uint64_t wanted = test_scaled(50000);
+        uint64_t hash[2];
+        for (uint32_t k = 0; k < 2; k++) {
+            uccl_ep_sim_world *world = sim_open(profiles[p], "", 2, test_seed_value);
+            const uccl_ep_config change = {.ring_log2 = 8};
+            struct actor *actors = open_actors(world, 2, 1, wanted, profiles[p], &change);
+            const uint64_t begin = cpu_ns();
+            while (SIM->step(world)) {
+            }
+            const uint64_t took = cpu_ns() - begin;
+            uccl_ep_sim_stats stats;
+            SIM->stats(world, &stats);
+            for (uint32_t i = 0; i < 2; i++) CHECK_EQ(total_of(&actors[i]), wanted);
+            hash[k] = stats.hash;
+            close_actors(actors, 2);
+            SIM->world_close(world);
+            free(actors);
+            printf("%s, step functions: %llu operations, %llu events, %llu steps, %.2f us an operation\n", profiles[p],
+                   (unsigned long long)stats.operations, (unsigned long long)stats.events,
+                   (unsigned long long)stats.steps, (double)took / 1e3 / (double)stats.operations);
+        }
+        CHECK_EQ(hash[0], hash[1]);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 300);
     test_traffic();
     test_replay();
+    test_actors();
     return test_end();
 }

@@ -426,6 +426,25 @@ static void test_duplicates(void) {
     }
 }
 
+/* Two writes to one place, the second posted after the completion of the first, which is not visible yet. */
+static void test_overwrites(void) {
+    for (uint32_t allowed = 0; allowed < 2; allowed++) {
+        uint32_t hidden = 0;
+        FOR_SEEDS(seed) {
+            open_bench("efa", allowed ? "late_overwrite=1" : "", seed);
+            fill(0, 0, 8, 1);
+            fill(0, 8, 8, 2);
+            post(0, 1, make_write(0, 1, 0, 1024, 8), 1);
+            while (came(1) == NONE && step()) collect(0);
+            post(0, 1, make_write(0, 1, 8, 1024, 8), 2);
+            settle();
+            hidden += count(1, 1024, 8, 1) == 8;
+            close_bench();
+        }
+        CHECK((hidden != 0) == (allowed == 1), "%u later writes were hidden", hidden);
+    }
+}
+
 static void test_queues_of_completions(void) {
     /* 16 signalled writes, unpolled: 4 entries overrun, unless one entry stands for several. */
     static const struct {
@@ -1098,6 +1117,7 @@ int main(int argc, char **argv) {
     test_completion_level();
     test_flushes();
     test_duplicates();
+    test_overwrites();
     test_queues_of_completions();
     test_limits();
     test_receives();
