@@ -108,7 +108,11 @@ class LocalBootstrap:
             peer = None if culprit == _NOBODY else culprit
             raise kind_of_error(body.decode("utf-8", "replace"), rank=self.rank, peer=peer)
         parts, at = [], 8 * self.size
-        for length in struct.unpack_from(f"<{self.size}Q", body):
+        lengths = struct.unpack_from(f"<{self.size}Q", body) if len(body) >= at else ()
+        if at + sum(lengths) != len(body):
+            self._broken = "what the process that started the ranks said is no reply"
+            raise BootstrapError(self._broken, rank=self.rank)
+        for length in lengths:
             parts.append(body[at : at + length])
             at += length
         return parts
@@ -124,6 +128,8 @@ class LocalBootstrap:
     def _reply(self, deadline: float) -> tuple[int, int, bytes]:
         while True:
             outcome, culprit, sequence, length = _REPLY.unpack(self._take(_REPLY.size, deadline))
+            if outcome not in (_OK, _FAILED, _LATE) or sequence == _JOIN or length > self.size * (MAX_PART_BYTES + 8):
+                raise ConnectionError("it said what is no reply")
             body = self._take(length, deadline)
             if self._sequence in (_JOIN, sequence):
                 self._sequence = sequence + 1

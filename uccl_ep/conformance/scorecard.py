@@ -37,15 +37,18 @@ def read_mutants(path: Path) -> dict[str, Any]:
         mutants = data["mutants"]
         if data["schema"] != "uccl_ep.mutants/1":
             raise ValueError(f"schema {data['schema']!r}")
+        score = float(data["score"])
+        if not 0 <= score <= 1:
+            raise ValueError(f"score {score}")
         return {
-            "score": float(data["score"]),
+            "score": score,
             "total": len(mutants),
             "killed": sum(bool(m["killed"]) for m in mutants),
             "survivors": [{"name": str(m["name"]), "clause": str(m["clause"])} for m in mutants if not m["killed"]],
         }
     except OSError as error:
         raise SuiteError(f"--mutants-json {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise SuiteError(f"--mutants-json {path}: not a report of `uccl-ep mutants`: {error}") from error
 
 

@@ -56,7 +56,7 @@ def read(path: Path) -> list[Waiver]:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SuiteError(f"waivers {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SuiteError(f"waivers {path}: not TOML: {error}") from error
     entries = table.get("waiver", [])
     if set(table) - {"waiver"} or not isinstance(entries, list):
@@ -83,6 +83,9 @@ def read(path: Path) -> list[Waiver]:
             expiry = expiry.date()
         if not isinstance(expiry, datetime.date):
             raise SuiteError(f"waivers {path}, number {i}: expiry is not a date")
-        case, owner, reason, link = (str(entry[f]) for f in _FIELDS[:4])
+        case, owner, reason, link = (entry[f] for f in _FIELDS[:4])
+        for name in _FIELDS[:4]:
+            if not isinstance(entry[name], str):
+                raise SuiteError(f"waivers {path}, number {i}: {name} is not text")
         waivers.append(Waiver(case, owner, reason, link, expiry))
     return waivers
