@@ -45,6 +45,13 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
         return fail_local(UCCL_EP_E_BOOTSTRAP, "",
                           "rank %u asks for the strategy %s and rank %u for %s: all ranks must agree", my_rank,
                           strategy_name(mine->strategy), rank, strategy_name(other->strategy));
+    /* Mailboxes are laid out by it. */
+    const uint32_t alignment = other->caps.write_alignment;
+    if (alignment > mine->granularity || alignment & (alignment - 1))
+        return fail_local(
+            UCCL_EP_E_CAPABILITY, "PUT-4",
+            "the NIC of rank %u writes at multiples of %u bytes, and commands come at a granularity of %u", rank,
+            alignment, mine->granularity);
     return UCCL_EP_OK;
 }
 

@@ -79,7 +79,7 @@ void read_source(const struct op *op, uint32_t at, uint32_t bytes, char *to) {
             continue;
         }
         const uint32_t here = s->length - at < bytes ? s->length - at : bytes;
-        memcpy(to, s->region->base + s->offset + at, here);
+        memmove(to, s->region->base + s->offset + at, here); /* a rank's own target may overlap its source */
         to += here;
         bytes -= here;
         at = 0;

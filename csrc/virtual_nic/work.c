@@ -579,7 +579,7 @@ static void place(struct op *op, uint8_t piece) {
             posted_flush_conn(target->nic, op->conn);
         }
         const vnic_sge *to = &op->sge[0];
-        if (op->length) memcpy(to->region->base + to->offset, region->base + offset, op->length);
+        if (op->length) memmove(to->region->base + to->offset, region->base + offset, op->length);
         op->placed = op->visible = 1;
     } else {
         if (region)
