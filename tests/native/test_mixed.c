@@ -95,8 +95,26 @@ static void test_mixtures(void) {
          UCCL_EP_STRATEGY_SENDER_HOLD,
          ""},
         {{"atomic_order=0,seed=1", "seed=2", "seed=3"}, UCCL_EP_STRATEGY_SENDER_HOLD, UCCL_EP_STRATEGY_SENDER_HOLD, ""},
+        /* Numbers are as wide as the narrowest immediates; where one rank has none, nobody uses them. */
+        {{"adds=0,imm=32,seed=1", "adds=0,imm=24,seed=2", "imm=64,seed=3"},
+         0,
+         UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
+         ""},
+        {{"adds=0,imm=32,seed=1", "adds=0,seed=2", "imm=32,any_order=1,seed=3"},
+         0,
+         UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
+         ""},
+        /* One NIC writes 16 bytes at least: a duty, so all lay out their mailboxes for it. */
+        {{"adds=0,seed=1", "adds=0,align=16,lazy=1,seed=2", "adds=0,any_order=1,seed=3"},
+         0,
+         UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
+         ""},
+        {{"adds=0,imm=32,align=16,seed=1", "adds=0,imm=32,seed=2", "adds=0,imm=32,any_order=1,seed=3"},
+         0,
+         UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
+         ""},
         /* Asked for, and one NIC cannot: no rank, not even one whose own NIC can, begins. */
-        {{"seed=1", "seed=2", "atomic_order=0,seed=3"}, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 0, "adds ordered"},
+        {{"seed=1", "seed=2", "atomic_order=0,seed=3"}, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 0, "adds in order"},
         {{"any_order=1,seed=1", "seed=2", "seed=3"}, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 0, "an error stops"},
     };
     for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++) {
