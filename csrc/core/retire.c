@@ -9,7 +9,7 @@
 
 #include "internal.h"
 
-/* `e` is the first that stays on the list, NULL if none does. What was before it has left. */
+/* Of a list that is not empty, `e` is the first that stays, NULL if none does. What was before it has left. */
 static void set_head(struct proxy *p, struct peer *q, struct entry *e, uint64_t bytes) {
     q->inflight_bytes -= bytes;
     p->inflight_bytes -= bytes;
@@ -231,7 +231,7 @@ void peer_failing_step(struct proxy *p, uint32_t target) {
     uint64_t bytes = 0;
     struct entry *e = q->head;
     while (e) e = leave(e, &bytes);
-    set_head(p, q, NULL, bytes);
+    if (q->head) set_head(p, q, NULL, bytes);
     p->failing--;
     __atomic_store_n(&q->state, PEER_DOWN, __ATOMIC_RELEASE);
 }

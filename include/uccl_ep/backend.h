@@ -147,7 +147,9 @@ typedef struct uccl_ep_device_info {
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
 /* Regions of a rank. All ranks have the same regions, each of one size; an address on the wire is an offset into one.
- */
+ * SIGNALS and MAILBOX are to be registered strictly (no relaxed ordering, no spraying to them without order of
+ * arrival): of two writes to the same bytes there, the second posted after the completion of the first, the second
+ * stays. */
 typedef enum uccl_ep_region {
     UCCL_EP_REGION_HEAP = 0,    /* sources and targets of puts */
     UCCL_EP_REGION_SIGNALS = 1, /* 64-bit words; written by ADD64 and, where a strategy says so, by writes */

@@ -49,6 +49,20 @@ static void cell_is(const struct run *t, uint32_t target, uint32_t source, uint3
               stamp(round, source, target, cell), when);
 }
 
+/* A wait that fails is told with what everybody was at. */
+static void wait_ok(const struct run *t, sim_rank *r, uccl_ep_status status) {
+    if (status == UCCL_EP_OK) return;
+    static char text[1 << 16];
+    fprintf(stderr, "rank %u: %s: %s\n", r->rank, uccl_ep_status_name(status), uccl_ep_last_error()->text);
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        uccl_ep_report(t->comm[rank], text, sizeof text);
+        fputs(text, stderr);
+    }
+    SIM->trace(r->group->world, text, sizeof text);
+    fputs(text, stderr);
+    OK(status);
+}
+
 static void rank_main_of(sim_rank *r, void *argument) {
     struct run *t = argument;
     uccl_ep_sim_world *world = r->group->world;
@@ -103,15 +117,17 @@ static void rank_main_of(sim_rank *r, void *argument) {
         for (uint32_t peer = 0; peer < RANKS; peer++) {
             for (uint32_t cell = 0; cell < CELLS; cell++) {
                 uint64_t seen = 0;
-                OK(uccl_ep_wait_signal(comm, peer * CELLS + cell, round << 40, peer, UCCL_EP_TIMEOUT_DEFAULT, &seen));
+                wait_ok(
+                    t, r,
+                    uccl_ep_wait_signal(comm, peer * CELLS + cell, round << 40, peer, UCCL_EP_TIMEOUT_DEFAULT, &seen));
                 CHECK_EQ(seen, round << 40);
                 cell_is(t, rank, peer, cell, round, "behind its signal (SIG-2)");
             }
         }
         /* QUI-0: then the sources may be anything. */
-        OK(uccl_ep_quiet_source(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+        wait_ok(t, r, uccl_ep_quiet_source(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
         memset(heap + sources, 0xee, sources);
-        OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+        wait_ok(t, r, uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
         for (uint32_t peer = 0; peer < RANKS; peer++) {
             for (uint32_t cell = 0; cell < CELLS; cell++) {
                 uint64_t word = 0;
@@ -181,6 +197,10 @@ int main(int argc, char **argv) {
                                 .max_message = k & 1 ? 64 : 0,
                                 .first_sequence = firsts[k % (sizeof firsts / sizeof *firsts)],
                                 .first_ticket = k & 2 ? (1ull << 32) - 20 : 0};
+                /* The last line tells what failed. */
+                if (getenv("UCCL_EP_TEST_VERBOSE"))
+                    fprintf(stderr, "%s %s %s k %" PRIu64 ": %u proxies, pieces of %u, first %" PRIu64 "\n", t.profile,
+                            t.knobs, names[strategy], k, t.proxies, t.max_message, t.first_sequence);
                 go(&t, test_seed_value + k);
                 const bool refused = strategy && strchr(rows[i].refused, (char)('0' + strategy));
                 CHECK((t.created != UCCL_EP_OK) == refused, "%s, %s: %s: %s", t.profile, names[strategy],
