@@ -256,6 +256,10 @@ static void poison_rank(thread_rank *r, void *argument) {
         OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
     }
     if (r->rank == 1) OK(uccl_ep_wait_signal(comm, 6, 3, 0, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    /* Pairs that were made anew and pairs that were not. */
+    for (uint32_t peer = 0; peer < 3; peer++) OK(uccl_ep_signal(comm, 0, peer, 9, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+    OK(uccl_ep_wait_signal(comm, 9, 3, UCCL_EP_ANY_RANK, UCCL_EP_TIMEOUT_DEFAULT, NULL));
     thread_barrier(r);
     uccl_ep_comm_destroy(comm);
 }
@@ -501,6 +505,9 @@ int main(int argc, char **argv) {
     run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,seed=1");
     run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,any_order=1,seed=2");
     run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,any_order=1,atomic_order=0,lazy=2,seed=3");
+    run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,any_order=1,imm=32,adds=0,seed=4");
+    run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,any_order=1,adds=0,seed=5");
+    run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,adds=0,seed=6");
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,room=16,seed=1");
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,any_order=1,atomic_order=0,seed=2");
     run_ranks(1, full_ring_rank, NULL);
