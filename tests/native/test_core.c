@@ -264,6 +264,26 @@ static void poison_rank(thread_rank *r, void *argument) {
     uccl_ep_comm_destroy(comm);
 }
 
+/* A peer to whom nothing is outstanding is given up: the return words of the others are looked at as before. */
+static void exclude_idle_rank(thread_rank *r, void *argument) {
+    uccl_ep_config config = base_config(argument);
+    uccl_ep_comm_info info;
+    uccl_ep_comm *comm = open_comm(r, &config, &info);
+    if (r->rank == 0) {
+        OK(uccl_ep_exclude(comm, 1));
+        for (uint64_t k = 1; k <= 3; k++) {
+            OK(uccl_ep_put_signal(comm, 0, 2, 0, 8192, 64, 6, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+            OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+        }
+    }
+    thread_barrier(r);
+    uint64_t word = 0;
+    OK(uccl_ep_read_signal(comm, 6, &word));
+    CHECK_EQ(word, r->rank == 2 ? 3 : 0);
+    thread_barrier(r);
+    uccl_ep_comm_destroy(comm);
+}
+
 /* A silent target: its commands fail at the deadline, all others complete long before, exclude lets the rest go on. */
 static void stall_rank(thread_rank *r, void *argument) {
     uccl_ep_config config = base_config(argument);
@@ -508,6 +528,8 @@ int main(int argc, char **argv) {
     run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,any_order=1,imm=32,adds=0,seed=4");
     run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,any_order=1,adds=0,seed=5");
     run_ranks(3, poison_rank, (void *)(uintptr_t) "poison=4096,adds=0,seed=6");
+    run_ranks(3, exclude_idle_rank, (void *)(uintptr_t) "any_order=1,imm=32,adds=0,seed=1");
+    run_ranks(3, exclude_idle_rank, (void *)(uintptr_t) "adds=0,seed=2");
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,room=16,seed=1");
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,any_order=1,atomic_order=0,seed=2");
     run_ranks(1, full_ring_rank, NULL);
