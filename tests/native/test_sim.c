@@ -2,6 +2,8 @@
  *
  * test_sim.c: the core on virtual NICs, in worlds: as fibers and as step functions, replayed, killed, broken.
  */
+#include <malloc.h>
+
 #include "sim_ranks.h"
 
 #define CELL 256u
@@ -226,10 +228,38 @@ static void test_actors(void) {
     }
 }
 
+/* Thousands of ranks come up and signal a few others each. UCCL_EP_TEST_SCALE=8 makes it 4096, which takes minutes: the
+ * core's exchanges grow with the square of the ranks. */
+static void test_scale(const char *profile, uint32_t ranks, uint32_t reach, uint64_t wanted) {
+    /* Tables of all ranks that few pages of are touched stay mappings of their own, whatever was freed before. */
+    mallopt(M_MMAP_THRESHOLD, 64 << 10);
+    if (reach > ranks) reach = ranks;
+    const uint64_t begin = cpu_ns();
+    uccl_ep_sim_world *world = sim_open(profile, "", ranks, test_seed_value);
+    const uccl_ep_config change = {.ring_log2 = 4};
+    struct actor *actors = open_actors(world, ranks, reach, wanted, profile, &change);
+    const uint64_t up = cpu_ns();
+    while (SIM->step(world)) {
+    }
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < ranks; i++) total += total_of(&actors[i]);
+    CHECK_EQ(total, (uint64_t)ranks * wanted);
+    uccl_ep_sim_stats stats;
+    SIM->stats(world, &stats);
+    const uint64_t done = cpu_ns();
+    close_actors(actors, ranks);
+    SIM->world_close(world);
+    free(actors);
+    printf("%s, %u ranks: up in %.2f s, %llu operations in %.2f s, closed in %.2f s of CPU\n", profile, ranks,
+           (double)(up - begin) / 1e9, (unsigned long long)stats.operations, (double)(done - up) / 1e9,
+           (double)(cpu_ns() - done) / 1e9);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 300);
     test_traffic();
     test_replay();
     test_actors();
+    test_scale("connectx", (uint32_t)(test_scaled(512) < 4096 ? test_scaled(512) : 4096), 8, 16);
     return test_end();
 }

@@ -280,7 +280,7 @@ static void free_world(world *w) {
         while (w->rank[i].runners) {
             struct runner *r = w->rank[i].runners;
             w->rank[i].runners = r->next_of_rank;
-            if (r->kind == RUNNER_FIBER) pthread_cond_destroy(&r->turn);
+            if (r->kind == RUNNER_FIBER) sem_destroy(&r->turn);
             free(r);
         }
     vnic_fabric_close(w->fabric);
