@@ -91,7 +91,7 @@ static struct runner *next_fiber(world *w) {
     bool any = false;
     for (uint32_t i = 0; i < w->n_fibers; i++) {
         const struct rank *rank = &w->rank[w->fibers[i]->rank];
-        any |= !rank->dead && (!rank->paused || rank->paused_until != UINT64_MAX);
+        any |= !w->fibers[i]->dead && (!rank->paused || rank->paused_until != UINT64_MAX);
     }
     if (!any) return NULL; /* those that are left are dead, or stopped until somebody resumes them */
     bool idle;

@@ -29,6 +29,7 @@ struct runner {
     uint32_t proxy;
     sem_t turn;       /* fibers: posted when the baton comes */
     uint64_t entered; /* how many had entered before */
+    bool dead;        /* of an incarnation of its rank that was killed */
 };
 
 struct rank {
