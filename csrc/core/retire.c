@@ -44,6 +44,21 @@ static bool applied(const struct proxy *p, const struct peer *q) {
     return (int64_t)(l->returned - l->records) >= 0 || FAULT(return_word_ignored);
 }
 
+/*
+ * The put at the head is submitted in part, and all of that is complete: cut it off, so that its bytes are not counted
+ * as in flight any more. A put larger than what may be in flight goes in such parts. Its end stays where it was.
+ */
+__attribute__((noinline)) static void cut_off(struct proxy *p, struct peer *q, struct entry *e) {
+    const uint32_t done = e->bytes_issued;
+    e->local += done;
+    e->remote += done;
+    e->bytes -= done;
+    e->bytes_issued = 0;
+    q->inflight_bytes -= done;
+    p->inflight_bytes -= done;
+    q->progress_ns = p->now_ns;
+}
+
 /* Take off the list what is complete at its head. The kind of NIC and the strategy are constants here. */
 static inline __attribute__((always_inline)) void retire_as(struct proxy *p, struct peer *q, bool in_order, bool hold,
                                                             bool sequenced) {
@@ -66,6 +81,8 @@ static inline __attribute__((always_inline)) void retire_as(struct proxy *p, str
         }
         e = leave(e, &bytes);
     }
+    if (UNLIKELY(e && e == issue && e->bytes_issued) && (in_order ? !peer_inflight(q) : !e->outstanding))
+        cut_off(p, q, e);
     if (e == head) return;
     set_head(p, q, e, bytes);
     q->progress_ns = p->now_ns;

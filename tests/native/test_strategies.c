@@ -14,6 +14,9 @@
 #define CELL 192u
 #define STRATEGIES 7u
 #define SLOTS (RANKS * CELLS)
+#define BIG 8192u
+#define BIG_FROM 16384u
+#define BIG_TO 32768u
 
 struct run {
     const char *profile, *knobs, *options;
@@ -136,6 +139,13 @@ static void rank_main_of(sim_rank *r, void *argument) {
                 CHECK_EQ(word, round << 40);
             }
         }
+        /* A put larger than what may be in flight on some of them, and its signal. */
+        const uint32_t next = (rank + 1) % RANKS, before = (rank + RANKS - 1) % RANKS;
+        memset(heap + BIG_FROM, stamp(round, rank, next, 77), BIG);
+        OK(uccl_ep_put_signal(comm, 0, next, BIG_FROM, BIG_TO, BIG, SLOTS, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        wait_ok(t, r, uccl_ep_wait_signal(comm, SLOTS, round, before, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        for (uint32_t i = 0; i < BIG; i++) CHECK_EQ((uint8_t)heap[BIG_TO + i], stamp(round, before, rank, 77));
+        wait_ok(t, r, uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
         sim_barrier(r); /* all have seen the cells, which may be written again */
     }
     for (uint32_t i = 0; i < t->proxies; i++) {
@@ -181,6 +191,8 @@ int main(int argc, char **argv) {
         {"cxi", UCCL_EP_STRATEGY_SENDER_HOLD, "134", "nics=3"},
         {"thor2", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, "12356", "read_flushes=0"},
         {"connectx", UCCL_EP_STRATEGY_ORDERED_ATOMIC, "3", "visible_delay=0"},
+        {"thor2", UCCL_EP_STRATEGY_ORDERED_ATOMIC, "3", "retry_exc_inflight_bytes=1024"},
+        {"pollara", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, "12356", "retry_exc_inflight_bytes=1024"},
         {"strawman-min", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX, "1234", "max_wr=2"},
     };
     static const uint64_t firsts[] = {0, (1ull << 24) - 40, (1ull << 40) - 40, UINT64_MAX - 40, (1ull << 20) - 2};
