@@ -443,6 +443,7 @@ bool submit_control(struct proxy *p, uint32_t target, const uccl_ep_operation *o
 bool flush_due(const struct proxy *p, const struct peer *q);
 void endpoint_poll_failed(struct proxy *p, int32_t status);
 void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status);
+void control_refused(struct proxy *p, uint32_t target, uccl_ep_status status);
 void activate(struct proxy *p, struct peer *q);
 
 /* mailbox.c: what ranks tell each other besides commands */

@@ -399,7 +399,7 @@ static uint32_t submit(struct proxy *p, uint32_t target, const uccl_ep_operation
 bool submit_control(struct proxy *p, uint32_t target, const uccl_ep_operation *operation) {
     uccl_ep_status status;
     const bool taken = submit(p, target, operation, 1, &status);
-    if (UNLIKELY(status != UCCL_EP_OK)) issue_refused(p, target, status);
+    if (UNLIKELY(status != UCCL_EP_OK)) control_refused(p, target, status);
     return taken;
 }
 

@@ -389,7 +389,7 @@ static void replenish(struct proxy *p, uint32_t source) {
     if (!n || !p->comm->replenish) return;
     host_fail_clear();
     const uccl_ep_status status = p->comm->backend->replenish(p->endpoint, source, n);
-    if (UNLIKELY(status != UCCL_EP_OK)) issue_refused(p, source, status);
+    if (UNLIKELY(status != UCCL_EP_OK)) control_refused(p, source, status);
 }
 
 static bool look_at_watched(struct proxy *p) {

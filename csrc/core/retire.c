@@ -253,21 +253,34 @@ void peer_failing_step(struct proxy *p, uint32_t target) {
     __atomic_store_n(&q->state, PEER_DOWN, __ATOMIC_RELEASE);
 }
 
+/* A backend's refusal, as a record. */
+static void refusal(struct proxy *p, uccl_ep_error *error, const struct entry *e, uint32_t target,
+                    uccl_ep_status status) {
+    nic_error(p, error, e, target, status, host_fail_code());
+    if (host_fail_text()[0])
+        snprintf(error->text, sizeof error->text, "%.60s refused an operation towards rank %u: %.150s", error->nic,
+                 target, host_fail_text());
+}
+
 /* submit() refused the next operation to `target`. */
 void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
     struct peer *q = &p->peers[target];
     uccl_ep_error error;
     /* In a hold the signal due at the head goes first, otherwise what comes next. */
     struct entry *e = signal_due(p, q) ? q->head : q->issue;
-    nic_error(p, &error, e, target, status, host_fail_code());
-    if (host_fail_text()[0])
-        snprintf(error.text, sizeof error.text, "%.60s refused an operation towards rank %u: %.150s", error.nic, target,
-                 host_fail_text());
+    refusal(p, &error, e, target, status);
     if (p->error_stops || status == UCCL_EP_E_PEER_LOST || !e)
         peer_fail(p, target, &error);
     else
         entry_failed(p, target, e, &error);
     retire_head(p, target);
+}
+
+/* The backend refused an operation of the core's own, without which nothing goes on with that peer. */
+void control_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
+    uccl_ep_error error;
+    refusal(p, &error, NULL, target, status);
+    peer_fail(p, target, &error);
 }
 
 /* ------------------------------------------------------------------------------------------------------ completions */
