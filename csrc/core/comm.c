@@ -215,7 +215,7 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
     for (uint32_t target = 0; target < comm->size; target++) {
         struct peer *q = &p->peers[target];
         q->open = UINT64_MAX;
-        q->seq_issued = q->seq_completed = (uint32_t)config->first_sequence;
+        q->seq_issued = q->seq_completed = q->seq_read = q->seq_visible = (uint32_t)config->first_sequence;
     }
     for (uint32_t i = 0; i < p->channels; i++) {
         struct channel *c = &p->channel[i];
@@ -300,22 +300,25 @@ static uccl_ep_status open_links(uccl_ep_comm *comm, struct proxy *p) {
         if (status != UCCL_EP_OK) return status;
     }
     if (!comm->mailbox_bytes) return UCCL_EP_OK;
-    const size_t size = comm->size;
+    const size_t size = comm->size,
+                 wake_bytes = comm->agreed.caps.write_alignment ? comm->agreed.caps.write_alignment : 1;
     p->mailboxes = p->sequenced || p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX;
-    p->links = zeroed(size * sizeof *p->links);
-    p->returns_due = zeroed(size * sizeof *p->returns_due);
-    p->watched = zeroed(size * sizeof *p->watched);
-    if (p->mailboxes && !p->sequenced && !comm->immediate_bits)
-        p->wakes_seen = zeroed((size * p->comm->agreed.caps.write_alignment + size + 63) / 64 * 64);
+    const bool wakes = p->mailboxes && !p->sequenced && !comm->immediate_bits;
+    if (p->mailboxes) {
+        p->links = zeroed(size * sizeof *p->links);
+        p->returns_due = zeroed(size * sizeof *p->returns_due);
+        p->watched = zeroed(size * sizeof *p->watched);
+        if (wakes) p->wakes_seen = zeroed((size * wake_bytes + 63) / 64 * 64);
+        if (!p->links || !p->returns_due || !p->watched || (wakes && !p->wakes_seen))
+            return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the links of proxy %u", p->index);
+    }
+    p->controls = p->in_order && (p->links || p->raise == RAISE_READ);
     if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM) {
         p->sums =
             mmap(NULL, sums_bytes(comm), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p->sums == MAP_FAILED) p->sums = NULL;
         if (!p->sums) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the sums of proxy %u", p->index);
     }
-    const bool wakes = p->mailboxes && !p->sequenced && !comm->immediate_bits;
-    if (!p->links || !p->returns_due || !p->watched || (wakes && !p->wakes_seen))
-        return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the links of proxy %u", p->index);
     mailbox_open(comm, p);
     return UCCL_EP_OK;
 }

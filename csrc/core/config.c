@@ -117,6 +117,7 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     DEFAULT(spin, DEFAULT_SPIN);
     DEFAULT(idle_sleep_ns, DEFAULT_IDLE_SLEEP_NS);
     DEFAULT(first_sequence, FIRST_SEQUENCE);
+    if (c->peer_timeout_ns > MAX_PEER_TIMEOUT_NS) c->peer_timeout_ns = MAX_PEER_TIMEOUT_NS;
     if (c->granularity != UCCL_EP_GRANULARITY_COARSE && c->granularity != UCCL_EP_GRANULARITY_FINE)
         return fail_local(UCCL_EP_E_INVALID, "PUT-4", "granularity %u: 16 and 4 are possible", c->granularity);
     if (!c->heap_bytes || (c->heap_bytes > UCCL_EP_MAX_HEAP_BYTES(c->granularity) && !FAULT(heap_limit_unchecked)))
@@ -169,6 +170,7 @@ void config_limits(uccl_ep_comm *comm) {
     /* A NIC's limit is a hard one: past it, retries fail. Ours may be passed by one piece of a put, so it is lower. */
     const uint64_t limit = FAULT(inflight_unlimited) ? 0 : caps->max_inflight_bytes;
     c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, limit / 4 * 3);
+    if (c->max_inflight_bytes > MAX_INFLIGHT_BYTES) c->max_inflight_bytes = MAX_INFLIGHT_BYTES;
     /* Pieces of a put stay aligned to what the NIC and the granule want. */
     uint64_t largest = smaller_limit(c->max_message_bytes, 1ull << 31, caps->max_message_bytes);
     if (limit && largest > limit / 4) largest = limit / 4;

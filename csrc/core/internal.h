@@ -52,6 +52,9 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define FIRST_SEQUENCE (UINT32_MAX - 100u) /* default of first_sequence: every run meets the wrap (LIM-1) */
 #define GO_ALONG 64u /* entries that are looked at for signals that go along with the one that is due */
 #define TRACE_ENTRIES 1024u
+#define TICK_LOG2 16u /* 66 us: 32 bits of them wrap after 78 hours, and no peer may be silent for more than a day */
+#define MAX_PEER_TIMEOUT_NS 86400000000000ull
+#define MAX_INFLIGHT_BYTES (1ull << 31)
 #define MAX_WAITERS 64u /* waits for signals that a report tells */
 #define DEFAULT_BOOTSTRAP_TIMEOUT_NS 60000000000ull
 #define HOUSEKEEPING_NS 2000000ull /* events, deadlines and abandoned tickets are looked at this often */
@@ -113,22 +116,25 @@ struct peer {
     struct entry *head, *tail; /* order list; NULL: empty */
     struct entry *issue;       /* next to be submitted; NULL: nothing is */
     uint64_t open;             /* bit c: channel c of the proxy may send to it; a rank that does not exist has none */
-    uint64_t progress_ns;      /* when the head last moved, or the list last began */
-    uint64_t inflight_bytes;
-    uint32_t seq_issued;    /* operations submitted */
-    uint32_t seq_completed; /* and completed; in-order NICs: all up to this one */
-    uint16_t failure;       /* record + 1 of why it is failing */
+    uint32_t progress;         /* when the head last moved, or the list last began: the proxy's tick */
+    uint32_t inflight_bytes;   /* config.c keeps the limit below 2^31 */
+    uint32_t seq_issued;       /* operations submitted */
+    uint32_t seq_completed;    /* and completed; in-order NICs: all up to this one */
+    uint32_t seq_read;         /* RAISE_READ: of the read under way, or of the last one */
+    uint32_t seq_visible;      /* and all up to this one is visible */
+    uint16_t failure;          /* record + 1 of why it is failing */
     uint16_t incarnation;
     uint8_t state;
-    uint8_t active;    /* it is in the proxy's list of peers to be served */
-    uint8_t limited;   /* our own limits kept it from submitting */
-    uint8_t uncovered; /* no completion will tell of the operation submitted last, but of one to come */
+    uint8_t active;     /* it is in the proxy's list of peers to be served */
+    uint8_t limited;    /* our own limits kept it from submitting */
+    bool uncovered : 1; /* no completion will tell of the operation submitted last, but of one to come */
+    bool reading : 1;   /* a read is under way */
 };
 _Static_assert(sizeof(struct peer) == 64, "a peer is one cache line (contract: <= 64 bytes a peer and proxy)");
 
 /*
- * What a strategy with a mailbox, or a NIC whose completions a read has to raise, keeps of a peer besides. The first
- * half is of what goes to the peer, the second of what comes from it. Written by the proxy alone.
+ * What a strategy with a mailbox keeps of a peer besides: of what goes to it, and of what comes from it. Written by the
+ * proxy alone.
  */
 #define MAX_WINDOW 256u
 #define MIN_WINDOW 16u
@@ -142,15 +148,12 @@ struct link {
         };
     };
     uint32_t control_seq;   /* in-order NICs: sequence of the return word under way */
-    uint32_t flush_seq;     /* of the read under way, or of the last one */
-    uint32_t seq_visible;   /* reads say that all up to this one is visible */
     uint16_t receives_used; /* by its immediates, and not given back yet */
-    bool flushing : 1;      /* a read is under way */
     bool returning : 1;     /* a return word is under way: one at a time, for a later one may not land before it */
     bool return_due : 1;    /* it is in the proxy's list of those who are owed one */
     bool watched : 1;       /* it is in the proxy's list of those from whom something has come or will */
 };
-_Static_assert(sizeof(struct link) == 64, "a link is one cache line");
+_Static_assert(sizeof(struct link) <= 64, "at most a cache line of a peer besides");
 
 /* An operation in flight on a NIC whose completions come in any order. Its cookie is generation and place, so a
  * completion that comes twice, or late, is told from all others. */
@@ -237,6 +240,7 @@ struct proxy {
     bool in_order, unsignalled, hold, merge, error_stops;
     /* of the strategy */
     bool sequenced;       /* writes carry numbers, the target's proxy adds */
+    bool controls;        /* on in-order NICs: operations of the core's own have sequences among those of commands */
     bool source_early;    /* entries say themselves when their source is free, before they are complete */
     uint8_t raise;        /* enum raise */
     uint8_t put_flags;    /* UCCL_EP_OPERATION_*, of every operation */
@@ -247,7 +251,7 @@ struct proxy {
     uint64_t bank_offset; /* bytes of its words into the region */
     uint64_t immediate_mask;
     uint32_t window;    /* sequenced: numbers that may be under way to a peer */
-    struct link *links; /* [size], or NULL: no strategy or NIC that needs them */
+    struct link *links; /* [size], or NULL: no strategy that needs them */
     struct mailbox mailbox;
     bool mailboxes;        /* it adds signals for others */
     uint64_t *sums;        /* running sums: [size][signals], of the words whose only writer this rank is */
@@ -264,6 +268,7 @@ struct proxy {
     uint32_t inflight;
     uint64_t inflight_bytes;
     uint64_t now_ns, housekeeping_ns;
+    uint32_t tick;    /* now_ns >> TICK_LOG2 */
     uint32_t failing; /* peers in PEER_FAILING */
     bool endpoint_broken;
     struct trace_run *trace;   /* [TRACE_ENTRIES] */
@@ -357,6 +362,11 @@ static inline struct link *link_of(const struct proxy *p, const struct peer *q) 
     return &p->links[q - p->peers];
 }
 
+/* How long nothing of what is outstanding to the peer has come to an end. */
+static inline uint64_t silence_ns(const struct proxy *p, const struct peer *q) {
+    return (uint64_t)(p->tick - q->progress) << TICK_LOG2;
+}
+
 static inline uint32_t peer_inflight(const struct peer *q) {
     return q->seq_issued - q->seq_completed;
 }
@@ -440,7 +450,7 @@ void trace_record(struct proxy *p, const struct channel *c, uint64_t ticket, uin
 /* issue.c: order lists to operations */
 void issue_peer(struct proxy *p, uint32_t target);
 bool submit_control(struct proxy *p, uint32_t target, const uccl_ep_operation *operation);
-bool flush_due(const struct proxy *p, const struct peer *q);
+bool flush_due(const struct peer *q);
 void endpoint_poll_failed(struct proxy *p, int32_t status);
 void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status);
 void control_refused(struct proxy *p, uint32_t target, uccl_ep_status status);
@@ -448,7 +458,7 @@ void activate(struct proxy *p, struct peer *q);
 
 /* mailbox.c: what ranks tell each other besides commands */
 uint64_t mailbox_bytes(const uccl_ep_comm *comm);
-uccl_ep_status mailbox_open(uccl_ep_comm *comm, struct proxy *p);
+void mailbox_open(uccl_ep_comm *comm, struct proxy *p);
 void mailbox_reset(struct proxy *p, uint32_t target);
 void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry *e, uint64_t number,
                       uccl_ep_operation *o);

@@ -125,7 +125,7 @@ static struct entry *merge(const struct proxy *p, batch *b, uccl_ep_operation *o
 /* All operations of `e` are complete, and visible. */
 static inline bool settled(const struct proxy *p, const struct peer *q, const struct entry *e) {
     if (!p->in_order) return !e->outstanding;
-    const uint32_t visible = p->raise == RAISE_READ ? link_of(p, q)->seq_visible : q->seq_completed;
+    const uint32_t visible = p->raise == RAISE_READ ? q->seq_visible : q->seq_completed;
     return (int32_t)(visible - e->last_seq) >= 0;
 }
 
@@ -404,14 +404,13 @@ bool submit_control(struct proxy *p, uint32_t target, const uccl_ep_operation *o
 }
 
 /* Something was submitted since the last read, and one may go: reads do not overtake, so one at a time covers all. */
-bool flush_due(const struct proxy *p, const struct peer *q) {
-    const struct link *l = link_of(p, q);
-    return q->head && !l->flushing && l->flush_seq != q->seq_issued;
+bool flush_due(const struct peer *q) {
+    return q->head && !q->reading && q->seq_read != q->seq_issued;
 }
 
 /* Behind the batch a read that makes it visible, if there is room for it. */
 static bool plan_read(struct proxy *p, const struct peer *q, batch *b, uint32_t room) {
-    if (b->n == room || link_of(p, q)->flushing || (!b->n && !flush_due(p, q))) return false;
+    if (b->n == room || q->reading || (!b->n && !flush_due(q))) return false;
     const uint32_t seq = q->seq_issued + b->n + 1;
     b->operations[b->n++] = (uccl_ep_operation){.kind = UCCL_EP_OPERATION_READ,
                                                 .local_region = UCCL_EP_REGION_MAILBOX,
@@ -463,7 +462,7 @@ void issue_peer(struct proxy *p, uint32_t target) {
         }
     }
     q->seq_issued += b.n;
-    q->inflight_bytes += b.bytes;
+    q->inflight_bytes += (uint32_t)b.bytes;
     p->inflight += b.n;
     p->inflight_bytes += b.bytes;
     p->stats.operations += b.n - read;
@@ -473,8 +472,8 @@ void issue_peer(struct proxy *p, uint32_t target) {
     if (p->inflight > p->stats.inflight_peak) p->stats.inflight_peak = p->inflight;
     if (p->inflight_bytes > p->stats.inflight_bytes_peak) p->stats.inflight_bytes_peak = p->inflight_bytes;
     if (read) {
-        link_of(p, q)->flushing = true;
-        link_of(p, q)->flush_seq = q->seq_issued;
+        q->reading = true;
+        q->seq_read = q->seq_issued;
         p->stats.flushes++;
     }
     if (was.due) due_submitted(p, target, &was);

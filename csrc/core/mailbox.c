@@ -36,11 +36,13 @@ static void layout(const uccl_ep_comm *comm, struct mailbox *m) {
     UCCL_EP_ASSERT(alignment <= sizeof(struct record));
     m->wake_bytes = alignment;
     m->return_bytes = alignment > sizeof(uint64_t) ? alignment : (uint32_t)sizeof(uint64_t);
-    m->slots = comm->window ? comm->window : 1;
+    const bool records = comm->window || comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ||
+                         comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM;
+    m->slots = comm->window ? comm->window : records;
     m->returns = 0;
-    m->records = line_up((uint64_t)comm->size * m->return_bytes);
+    m->records = records ? line_up((uint64_t)comm->size * m->return_bytes) : 0;
     m->wakes = m->records + line_up((uint64_t)comm->size * m->slots * sizeof(struct record));
-    m->read = m->wakes + line_up((uint64_t)comm->size * m->wake_bytes);
+    m->read = m->wakes + (records ? line_up((uint64_t)comm->size * m->wake_bytes) : 0);
     m->box_bytes = m->read + LINE;
 }
 
@@ -74,8 +76,6 @@ static void pair_begin(struct proxy *p, uint32_t target) {
     *l = (struct link){.returned = first,
                        .expected = first + 1,
                        .control_seq = (uint32_t)first,
-                       .flush_seq = (uint32_t)first,
-                       .seq_visible = (uint32_t)first,
                        .return_due = return_due,
                        .watched = watched};
     if (tagged(p)) l->records = first;
@@ -91,14 +91,13 @@ static void pair_begin(struct proxy *p, uint32_t target) {
         memcpy(at(m, m->inbox, record_place(m, target, 0)), &last_one, sizeof last_one);
 }
 
-uccl_ep_status mailbox_open(uccl_ep_comm *comm, struct proxy *p) {
+void mailbox_open(uccl_ep_comm *comm, struct proxy *p) {
     layout(comm, &p->mailbox);
     struct mailbox *m = &p->mailbox;
     m->base = comm->mailbox;
     m->inbox = 2 * m->box_bytes * p->index;
     m->outbox = m->inbox + m->box_bytes;
-    for (uint32_t target = 0; target < p->size; target++) pair_begin(p, target);
-    return UCCL_EP_OK;
+    for (uint32_t target = 0; target < p->size && p->links; target++) pair_begin(p, target);
 }
 
 /* Both ends of a pair start as after create. Nothing is under way between them. */
@@ -470,7 +469,7 @@ static bool look_at_returns(struct proxy *p) {
             const uint64_t word = FAULT(return_word_ignored) ? issued : __atomic_load_n(from, __ATOMIC_ACQUIRE);
             if (!return_take(word, issued, &l->returned)) continue;
             worked = true;
-            q->progress_ns = p->now_ns;
+            q->progress = p->tick;
             retire_head(p, target);
         }
     }

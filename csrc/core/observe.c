@@ -99,15 +99,16 @@ RACY_READ static void report_peer(text *t, const struct proxy *p, uint32_t targe
         const uint8_t c = __atomic_load_n(&e->channel, __ATOMIC_RELAXED);
         static const char *const ops[] = {"invalid", "put", "signal", "put_signal", "flush"};
         const uint8_t op = __atomic_load_n(&e->op, __ATOMIC_RELAXED);
-        const uint64_t progress = __atomic_load_n(&q->progress_ns, __ATOMIC_RELAXED);
+        const uint32_t progress = __atomic_load_n(&q->progress, __ATOMIC_RELAXED);
         if (c < p->channels) {
             const struct channel *channel = &p->channel[c];
             /* As ticket_of(), from what is published. */
             const uint64_t complete = __atomic_load_n(&channel->counters->complete, __ATOMIC_RELAXED);
             const uint64_t ticket = complete + (((uint64_t)(e - channel->window) - complete) & channel->window_mask);
-            add_line(t, "; oldest: %s, ticket %llu on channel %u, for %llu ms", ops[op < 5 ? op : 0],
-                     (unsigned long long)ticket, channel->index,
-                     (unsigned long long)(now > progress ? (now - progress) / 1000000 : 0));
+            add_line(
+                t, "; oldest: %s, ticket %llu on channel %u, for %llu ms", ops[op < 5 ? op : 0],
+                (unsigned long long)ticket, channel->index,
+                (unsigned long long)(((uint64_t)((uint32_t)(now >> TICK_LOG2) - progress) << TICK_LOG2) / 1000000));
         }
     }
     add_line(t, "\n");

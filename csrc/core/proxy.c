@@ -30,7 +30,7 @@ static inline void append(struct proxy *p, struct peer *q, struct entry *e) {
         } else {
             const uint32_t target = (uint32_t)(q - p->peers);
             q->head = e;
-            q->progress_ns = p->now_ns;
+            q->progress = p->tick;
             p->busy[target >> 6] |= 1ull << (target & 63);
             p->busy_count++;
         }
@@ -244,7 +244,7 @@ static void look_at_deadlines(struct proxy *p) {
         for (uint64_t bits = p->busy[w]; bits; bits &= bits - 1) {
             const uint32_t target = w * 64 + (uint32_t)__builtin_ctzll(bits);
             struct peer *q = &p->peers[target];
-            if (q->state != PEER_UP || p->now_ns - q->progress_ns <= timeout) continue;
+            if (q->state != PEER_UP || silence_ns(p, q) <= timeout) continue;
             if (!peer_inflight(q) && q->limited)
                 continue; /* it waits for our own limits: others hold them, not this peer */
             char why[120];
@@ -309,7 +309,7 @@ static void look_at_abandoned(struct proxy *p) {
 static void forgive_silence(struct proxy *p) {
     for (uint32_t w = 0; w < (p->size + 63) / 64; w++)
         for (uint64_t bits = p->busy[w]; bits; bits &= bits - 1)
-            p->peers[w * 64 + (uint32_t)__builtin_ctzll(bits)].progress_ns = p->now_ns;
+            p->peers[w * 64 + (uint32_t)__builtin_ctzll(bits)].progress = p->tick;
 }
 
 static void housekeeping(struct proxy *p) {
@@ -349,7 +349,7 @@ static bool issue_all(struct proxy *p) {
         struct peer *q = &p->peers[target];
         if (q->state == PEER_UP) issue_peer(p, target);
         const bool more =
-            q->state == PEER_UP && (q->issue || signal_due(p, q) || (p->raise == RAISE_READ && flush_due(p, q)));
+            q->state == PEER_UP && (q->issue || signal_due(p, q) || (p->raise == RAISE_READ && flush_due(q)));
         q->active = more;
         if (more) p->active[kept++] = (uint16_t)target;
     }
@@ -384,6 +384,7 @@ bool proxy_pass(struct proxy *p) {
     const uint64_t now = comm_now(p->comm);
     const uint64_t gap = now - p->now_ns;
     p->now_ns = now;
+    p->tick = (uint32_t)(now >> TICK_LOG2);
     if (UNLIKELY(gap > p->stats.longest_gap_ns) && p->stats.passes) p->stats.longest_gap_ns = gap;
     if (UNLIKELY(gap > p->comm->config.peer_timeout_ns / 4)) forgive_silence(p);
     p->stats.passes++;

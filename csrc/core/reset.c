@@ -116,7 +116,9 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
             for (uint32_t i = 0; i < proxies && wanted[target]; i++) {
                 struct proxy *p = &comm->proxies[i];
                 peer_let_go(p, target);
-                p->peers[target].seq_issued = p->peers[target].seq_completed = (uint32_t)comm->config.first_sequence;
+                struct peer *q = &p->peers[target];
+                q->seq_issued = q->seq_completed = q->seq_read = q->seq_visible = (uint32_t)comm->config.first_sequence;
+                q->reading = false;
                 mailbox_reset(p, target);
             }
         }

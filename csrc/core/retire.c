@@ -11,7 +11,7 @@
 
 /* Of a list that is not empty, `e` is the first that stays, NULL if none does. What was before it has left. */
 static void set_head(struct proxy *p, struct peer *q, struct entry *e, uint64_t bytes) {
-    q->inflight_bytes -= bytes;
+    q->inflight_bytes -= (uint32_t)bytes;
     p->inflight_bytes -= bytes;
     p->moved = true;
     q->head = e;
@@ -56,7 +56,7 @@ __attribute__((noinline)) static void cut_off(struct proxy *p, struct peer *q, s
     e->bytes_issued = 0;
     q->inflight_bytes -= done;
     p->inflight_bytes -= done;
-    q->progress_ns = p->now_ns;
+    q->progress = p->tick;
 }
 
 /* Take off the list what is complete at its head. The kind of NIC and the strategy are constants here. */
@@ -65,7 +65,7 @@ static inline __attribute__((always_inline)) void retire_as(struct proxy *p, str
     struct entry *e = q->head;
     const struct entry *const head = e, *const issue = q->issue;
     uint32_t completed = q->seq_completed;
-    if (in_order && UNLIKELY(p->raise == RAISE_READ)) completed = link_of(p, q)->seq_visible;
+    if (in_order && UNLIKELY(p->raise == RAISE_READ)) completed = q->seq_visible;
     if (sequenced) completed = (uint32_t)link_of(p, q)->returned;
     uint64_t bytes = 0;
     while (e != issue) {
@@ -85,7 +85,7 @@ static inline __attribute__((always_inline)) void retire_as(struct proxy *p, str
         cut_off(p, q, e);
     if (e == head) return;
     set_head(p, q, e, bytes);
-    q->progress_ns = p->now_ns;
+    q->progress = p->tick;
 }
 
 void retire_head(struct proxy *p, uint32_t target) {
@@ -178,7 +178,7 @@ void peer_fail(struct proxy *p, uint32_t target, const uccl_ep_error *error) {
     if (q->state != PEER_UP) return;
     __atomic_store_n(&q->state, PEER_FAILING, __ATOMIC_RELEASE);
     p->failing++;
-    q->progress_ns = p->now_ns;
+    q->progress = p->tick;
     q->failure = (uint16_t)record_failure(p->comm, error);
     if (error->status == UCCL_EP_E_PEER_LOST) mark_lost(p->comm, target);
     for (uint32_t c = 0; c < p->channels; c++) close_target(p, c, target, UCCL_EP_NO_TICKET, q->failure);
@@ -236,7 +236,7 @@ void peer_failing_step(struct proxy *p, uint32_t target) {
     if (!p->endpoint_broken) {
         host_fail_clear();
         const uccl_ep_status status = p->comm->backend->disconnect(p->endpoint, target);
-        if (status == UCCL_EP_IN_PROGRESS && p->now_ns - q->progress_ns <= p->comm->config.peer_timeout_ns) return;
+        if (status == UCCL_EP_IN_PROGRESS && silence_ns(p, q) <= p->comm->config.peer_timeout_ns) return;
         if (status != UCCL_EP_OK) {
             char why[160];
             snprintf(why, sizeof why, "it did not let go of rank %u (%s %.80s)", target, uccl_ep_status_name(status),
@@ -286,14 +286,15 @@ void control_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
 /* ------------------------------------------------------------------------------------------------------ completions */
 
 /* Reads and return words among what is complete by now. */
-static void link_completed(struct proxy *p, uint32_t target) {
+static void control_completed(struct proxy *p, uint32_t target) {
     struct peer *q = &p->peers[target];
-    struct link *l = &p->links[target];
-    if (l->flushing && (int32_t)(q->seq_completed - l->flush_seq) >= 0) {
-        l->flushing = false;
-        l->seq_visible = l->flush_seq;
-        if (q->head && l->flush_seq != q->seq_issued) activate(p, q);
+    if (q->reading && (int32_t)(q->seq_completed - q->seq_read) >= 0) {
+        q->reading = false;
+        q->seq_visible = q->seq_read;
+        if (flush_due(q)) activate(p, q);
     }
+    if (!p->links) return;
+    const struct link *l = &p->links[target];
     if (l->returning && (int32_t)(q->seq_completed - l->control_seq) >= 0) mailbox_return_done(p, target);
 }
 
@@ -314,7 +315,7 @@ static void completion_in_order(struct proxy *p, const uccl_ep_completion *compl
     const uint32_t done = seq - q->seq_completed;
     q->seq_completed = seq;
     p->inflight -= done;
-    if (p->links) link_completed(p, completion->peer);
+    if (p->controls) control_completed(p, completion->peer);
     retire_head(p, completion->peer);
     if (UNLIKELY(failed)) {
         uccl_ep_error error;

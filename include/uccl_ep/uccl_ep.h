@@ -132,9 +132,9 @@ typedef struct uccl_ep_config {
     uint32_t max_inflight_peer;       /* operations [the NIC's limit, at most 1024] */
     uint32_t max_inflight;            /* operations a proxy [the NIC's limit, at most 8192] */
     uint32_t max_message_bytes;       /* longest operation [the NIC's limit] */
-    uint64_t max_inflight_bytes;      /* a proxy [the NIC's limit, at most 64 MiB] */
+    uint64_t max_inflight_bytes;      /* a proxy [the NIC's limit, at most 64 MiB]; at most 2 GiB */
     uint64_t timeout_ns;              /* of waits [30 s] */
-    uint64_t peer_timeout_ns;         /* no completion for so long: the peer is lost [10 s] */
+    uint64_t peer_timeout_ns;         /* no completion for so long: the peer is lost [10 s]; at most a day */
     uint64_t bootstrap_timeout_ns;    /* each collective step of create and reset [60 s] */
     uint64_t first_ticket;            /* of every channel [0]; tests of wrap-arounds start near one */
     const char *cpus;                 /* "2,5-7": proxy i runs on the i-th; must lie in the allowed set [not pinned] */
