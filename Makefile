@@ -16,7 +16,7 @@ SETUP_INPUTS := tools/setup.sh
 BUILD_INPUTS := pyproject.toml CMakeLists.txt LICENSE NOTICE README.md $(shell find csrc include uccl_ep cmake tools tests/conformance \
 	-type f -not -path '*/__pycache__/*' -not -path '*/.*')
 
-.PHONY: run test build develop lint native sanitizers aarch64 unit format clean
+.PHONY: run test build develop lint native sanitizers aarch64 unit fuzz format clean
 
 run: $(STAMPS)/build
 	@mkdir -p build
@@ -39,6 +39,8 @@ aarch64: $(STAMPS)/setup-test $(STAMPS)/test-tools
 	pytest tests/test_native.py -k aarch64
 unit: $(STAMPS)/test-tools
 	pytest tests/unit
+fuzz: $(STAMPS)/setup-test $(STAMPS)/test-tools
+	pytest tests/test_fuzz.py
 
 format: $(STAMPS)/test-tools
 	ruff check --fix . && ruff format .
