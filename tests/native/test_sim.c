@@ -3,6 +3,8 @@
  * test_sim.c: the core on virtual NICs, in worlds: as fibers and as step functions, replayed, killed, broken.
  */
 #include <malloc.h>
+#include <sched.h>
+#include <stdbool.h>
 
 #include "sim_ranks.h"
 
@@ -338,7 +340,243 @@ static void test_death(void) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ start-up fails
+/* Rank 1 dies and comes back: its old threads stay where they are, and a new communicator of all ranks knows nothing of
+ * what the old one had in flight. */
+struct homecoming {
+    const char *profile;
+    sim_group group;
+    pthread_t thread;
+};
+
+static void second_life(sim_rank *r, struct homecoming *h) {
+    uccl_ep_sim_world *world = r->group->world;
+    sim_comm_config c;
+    sim_configure(&c, world, r->rank, h->profile, "");
+    const uccl_ep_bootstrap bootstrap = sim_bootstrap(r);
+    uccl_ep_comm *comm;
+    OK(uccl_ep_comm_create(&c.config, &bootstrap, &comm));
+    sim_proxies(world, r->rank, comm, 1);
+    for (uint32_t i = 1; i <= 10; i++) {
+        OK(uccl_ep_put_signal(comm, 0, 1 - r->rank, 0, 8192, 256, 7, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        OK(uccl_ep_wait_signal(comm, 7, i, 1 - r->rank, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    }
+    OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+    sim_barrier(r);
+    for (uint32_t slot = 0; slot < 64; slot++) {
+        uint64_t value;
+        OK(uccl_ep_read_signal(comm, slot, &value));
+        CHECK_EQ(value, slot == 7 ? 10 : 0);
+    }
+    sim_barrier(r);
+    sim_destroy(world, comm, 1);
+}
+
+static void *returning_thread(void *argument) {
+    struct homecoming *h = argument;
+    sim_rank r = {&h->group, 1};
+    SIM->enter(h->group.world, 1);
+    second_life(&r, h);
+    SIM->leave(h->group.world);
+    return NULL;
+}
+
+static void homecoming_rank(sim_rank *r, void *argument) {
+    struct homecoming *h = argument;
+    uccl_ep_sim_world *world = r->group->world;
+    sim_comm_config c;
+    sim_configure(&c, world, r->rank, h->profile, "");
+    c.config.peer_timeout_ns = 3 * SECOND;
+    const uccl_ep_bootstrap bootstrap = sim_bootstrap(r);
+    uccl_ep_comm *comm;
+    OK(uccl_ep_comm_create(&c.config, &bootstrap, &comm));
+    sim_proxies(world, r->rank, comm, 1);
+    if (r->rank == 1) {
+        while (!uccl_ep_put_signal(comm, 0, 0, 0, 4096, 256, 5, 1, SECOND, NULL)) {
+        }
+        sim_destroy(world, comm, 1);
+        return;
+    }
+    OK(uccl_ep_wait_signal(comm, 5, 3, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    char text[256];
+    CHECK(!SIM->inject(world, "peer_death rank=1", text), "%s", text);
+    CHECK(!SIM->alive(world, 1), "still alive");
+    OK(uccl_ep_put_signal(comm, 0, 1, 0, 4096, 256, 6, 1, SECOND, NULL));
+    EXPECT(uccl_ep_quiet(comm, 0, 20 * SECOND), UCCL_EP_E_PEER_LOST);
+    sim_destroy(world, comm, 1);
+    CHECK(!SIM->inject(world, "peer_return rank=1", text), "%s", text);
+    h->group = (sim_group){.world = world, .size = 2};
+    /* Who starts a thread goes on once it is in line. */
+    const uint32_t before = SIM->fibers(world);
+    CHECK_EQ(pthread_create(&h->thread, NULL, returning_thread, h), 0);
+    while (SIM->fibers(world) == before) sched_yield();
+    sim_rank again = {&h->group, 0};
+    second_life(&again, h);
+    CHECK(SIM->alive(world, 1), "still dead");
+    while (SIM->fibers(world) > before) SIM->yield(world);
+}
+
+static void test_return(void) {
+    for (size_t i = 0; i < PROFILES; i++) {
+        struct homecoming h = {.profile = all_profiles[i]};
+        uccl_ep_sim_world *world = sim_open(all_profiles[i], "", 2, test_seed_value + i);
+        sim_run_killing(world, 2, homecoming_rank, &h, 1 << 1);
+        pthread_join(h.thread, NULL);
+    }
+}
+
+/* A rank that is stopped for a while delays others, and nothing is lost. */
+static void pause_rank(sim_rank *r, void *argument) {
+    uccl_ep_sim_world *world = r->group->world;
+    sim_comm_config c;
+    sim_configure(&c, world, r->rank, argument, "");
+    const uccl_ep_bootstrap bootstrap = sim_bootstrap(r);
+    uccl_ep_comm *comm;
+    OK(uccl_ep_comm_create(&c.config, &bootstrap, &comm));
+    sim_proxies(world, r->rank, comm, 1);
+    sim_barrier(r);
+    for (uint32_t way = 0; way < 2; way++) {
+        const uint64_t begin = SIM->now(world);
+        if (r->rank == 0) {
+            SIM->pause(world, 1, way ? UINT64_MAX : SECOND);
+            OK(uccl_ep_put_signal(comm, 0, 1, 0, 4096, 256, 5, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+            const uint64_t until = begin + SECOND;
+            while (way && SIM->now(world) < until) SIM->yield(world);
+            if (way) SIM->resume(world, 1);
+            OK(uccl_ep_wait_signal(comm, 6, way + 1, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+            CHECK(SIM->now(world) - begin >= SECOND, "answered after %llu ns",
+                  (unsigned long long)(SIM->now(world) - begin));
+        } else {
+            OK(uccl_ep_wait_signal(comm, 5, way + 1, 0, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+            OK(uccl_ep_put_signal(comm, 0, 0, 0, 4096, 256, 6, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        }
+        OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+        sim_barrier(r);
+    }
+    sim_destroy(world, comm, 1);
+}
+
+static void test_pause(void) {
+    static const char *const profiles[] = {"connectx", "efa", "strawman-min"};
+    for (size_t i = 0; i < 3; i++) {
+        uccl_ep_sim_world *world = sim_open(profiles[i], "", 2, test_seed_value);
+        sim_run(world, 2, pause_rank, (void *)(uintptr_t)profiles[i]);
+        SIM->world_close(world);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ failures as records
+ */
+
+struct failing {
+    const char *profile, *fault;
+    bool lost; /* told as the loss of the peer, and not as the NIC's error */
+    const char *says;
+};
+
+static void failing_rank(sim_rank *r, void *argument) {
+    const struct failing *t = argument;
+    uccl_ep_sim_world *world = r->group->world;
+    sim_comm_config c;
+    sim_configure(&c, world, r->rank, t->profile, "");
+    const uccl_ep_bootstrap bootstrap = sim_bootstrap(r);
+    uccl_ep_comm *comm;
+    OK(uccl_ep_comm_create(&c.config, &bootstrap, &comm));
+    sim_proxies(world, r->rank, comm, 1);
+    if (r->rank == 0) {
+        /* After create: it is the first operation that is meant. */
+        char text[256];
+        CHECK(!SIM->inject(world, t->fault, text), "%s", text);
+        int status = uccl_ep_put(comm, 0, 1, 0, 4096, 256, UCCL_EP_TIMEOUT_DEFAULT, NULL);
+        if (!status) status = uccl_ep_quiet(comm, 0, UCCL_EP_TIMEOUT_DEFAULT);
+        CHECK(status == (t->lost ? UCCL_EP_E_PEER_LOST : UCCL_EP_E_NIC) && strstr(uccl_ep_last_error()->text, t->says),
+              "%s %s: %s: %s", t->profile, t->fault, uccl_ep_status_name(status), uccl_ep_last_error()->text);
+    }
+    sim_barrier(r);
+    sim_destroy(world, comm, 1);
+}
+
+static void test_failures(void) {
+    static const struct failing cases[] = {
+        {"connectx", "drop rank=0 nth=1", false, "remote operation error"},
+        {"efa", "drop rank=0 nth=1 code=7", false, "remote: bad address"},
+        {"efa", "drop rank=0 nth=1 code=15", true, "unreachable remote"},
+        {"cxi", "drop rank=0 nth=1", false, "target error"},
+        {"pollara", "queue_error rank=0 nth=1", false, "local QP operation error"},
+        {"thor2", "queue_error rank=0 nth=1", false, "local QP operation error"},
+        {"efa3", "device_lost rank=0", false, "the NIC is gone"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct failing t = cases[i];
+        uccl_ep_sim_world *world = sim_open(t.profile, "", 2, test_seed_value);
+        sim_run(world, 2, failing_rank, &t);
+        SIM->world_close(world);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- by choice
+ */
+
+/* With schedule=choice a script of choices is a run: what was chosen brings it back, other choices give another. */
+static void test_choices(void) {
+    static uint32_t script[1 << 16];
+    for (size_t i = 0; i < PROFILES; i++) {
+        uint64_t hash[3];
+        test_rng rng = test_rng_at(i);
+        uint32_t n = 64;
+        for (uint32_t k = 0; k < n; k++) script[k] = (uint32_t)test_below(&rng, 8);
+        for (uint32_t run = 0; run < 3; run++) {
+            struct traffic t = {.device = all_profiles[i], .rounds = 1, .proxies = 1, .channels = 1};
+            char text[256] = "";
+            const uccl_ep_sim_config config = {.size = sizeof config,
+                                               .ranks = 2,
+                                               .profile = all_profiles[i],
+                                               .knobs = "schedule=choice,pieces=2",
+                                               .seed = run,
+                                               .choices = script,
+                                               .n_choices = run == 2 ? 0 : n,
+                                               .first_later = 1};
+            uccl_ep_sim_world *world = SIM->world_open(&config, text);
+            CHECK(world, "%s", text);
+            sim_run(world, 2, traffic_rank, &t);
+            uccl_ep_sim_stats stats;
+            SIM->stats(world, &stats);
+            hash[run] = stats.hash;
+            const uccl_ep_sim_choice *made = SIM->choices(world, &n);
+            CHECK(n > 0 && n < sizeof script / sizeof *script, "%u choices", n);
+            for (uint32_t k = 0; k < n; k++) {
+                CHECK(made[k].taken < made[k].alternatives && made[k].alternatives >= 2, "choice %u", k);
+                script[k] = made[k].taken;
+            }
+            SIM->world_close(world);
+        }
+        CHECK_EQ(hash[0], hash[1]);
+        CHECK(hash[0] != hash[2], "%s: other choices gave the same run", all_profiles[i]);
+    }
+}
+
+static void test_lists(void) {
+    for (uint32_t i = 0; i < PROFILES; i++) {
+        const char *text;
+        CHECK(!strcmp(SIM->profile(i, &text), all_profiles[i]) && text[0], "profile %u", i);
+        char knobs[16];
+        CHECK(SIM->knobs(all_profiles[i], knobs, sizeof knobs) > 1000 && !knobs[15], "%s", all_profiles[i]);
+    }
+    CHECK(!SIM->profile(PROFILES, NULL) && !SIM->knobs("no", NULL, 0), "more profiles than there are");
+    const char *name, *keys, *text;
+    uint32_t n = 0;
+    for (; SIM->fault(n, &name, &keys, &text); n++) CHECK(name[0] && keys[0] && text[0], "fault %u", n);
+    CHECK_EQ(n, 18);
+    /* What happened last, as text. */
+    struct traffic t = {.rounds = 1, .proxies = 1, .channels = 1, .device = "efa"};
+    uccl_ep_sim_world *world = sim_open("efa", "", 2, 1);
+    sim_run(world, 2, traffic_rank, &t);
+    char trace[16384];
+    const uint32_t needed = SIM->trace(world, trace, sizeof trace);
+    CHECK(needed == strlen(trace) + 1 && strstr(trace, "rank 0 -> 1") && strstr(trace, "visible"), "%s", trace);
+    SIM->world_close(world);
+}
+
+/* ----------------------------------------------------------------------------------------------------- start-up fails
  */
 
 struct startup {
@@ -474,6 +712,11 @@ int main(int argc, char **argv) {
     test_replay();
     test_disturbed_traffic();
     test_death();
+    test_return();
+    test_pause();
+    test_failures();
+    test_choices();
+    test_lists();
     test_startup();
     test_options();
     test_actors();
