@@ -280,6 +280,22 @@ uint64_t vnic_next(const struct vnic_fabric *f) {
     return f->heap.n ? f->heap.at[0]->due : UINT64_MAX;
 }
 
+static uint32_t shows_at(const struct event *e, const struct op *op) {
+    switch (e->kind) {
+    case EVENT_PLACE:
+    case EVENT_DUPLICATE:
+        return op->kind == VNIC_READ ? VNIC_AT_ALL : VNIC_AT_TARGET | VNIC_AT_SOURCE;
+    case EVENT_VISIBLE:
+    case EVENT_IMMEDIATE:
+    case EVENT_ADD_STORE:
+        return op->kind == VNIC_READ ? VNIC_AT_ALL : VNIC_AT_TARGET;
+    case EVENT_COMPLETE:
+        return VNIC_AT_INITIATOR;
+    default:
+        return VNIC_AT_ALL;
+    }
+}
+
 void vnic_run_due(struct vnic_fabric *f) {
     struct event *e = NULL;
     if (f->heap.n && f->heap.at[0]->due <= f->now) {
@@ -292,11 +308,25 @@ void vnic_run_due(struct vnic_fabric *f) {
     f->stats.events++;
     vnic_hash_mix(f, e->kind | (uint64_t)e->piece << 8 | (uint64_t)(e->op ? e->op->seq : 0) << 16);
     vnic_hash_mix(f, f->now ^ (uint64_t)(e->conn ? e->conn->endpoint->id : 0) << 48);
+    const struct op *of = e->op ? e->op : e->posted ? e->posted->op : NULL;
+    f->last_event = (vnic_event){f->stats.events, e->kind, VNIC_ANY, VNIC_ANY, VNIC_AT_ALL};
+    if (of) {
+        const uint32_t piece = e->posted ? e->posted->piece | (e->posted->duplicate ? 192u : 128u) : e->piece;
+        const uint64_t name = (uint64_t)of->endpoint->id << 40 ^ (uint64_t)of->seq << 8 ^ piece;
+        f->last_event.label = mix(name ^ (uint64_t)e->kind << 32 ^ (uint64_t)of->peer << 52);
+        f->last_event.rank = of->endpoint->rank;
+        f->last_event.peer = of->peer;
+        f->last_event.at = shows_at(e, of);
+    }
     unlink_event(f, e);
     run_event(f, e);
     struct op *op = e->op;
     pool_give(&f->events, e);
     if (op) op_release(op);
+}
+
+const vnic_event *vnic_last_event(const struct vnic_fabric *f) {
+    return &f->last_event;
 }
 
 void vnic_call_at(struct vnic_fabric *f, uint64_t at_ns, void (*call)(void *context, uint64_t argument), void *context,

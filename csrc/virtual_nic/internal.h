@@ -227,6 +227,7 @@ struct vnic_fabric {
     struct trace_line *trace;
     uint64_t traced;
     vnic_stats stats;
+    vnic_event last_event;
     bool out_of_memory;
 };
 

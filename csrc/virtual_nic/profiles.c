@@ -28,9 +28,6 @@
     .place_order = VNIC_PLACE_STRICT, .order_write_write = 1, .order_write_atomic = 1, .order_write_imm = 1,           \
     .signals_strict = 1, .read_flushes = 1
 
-/* Where no order is known: an acknowledged write is in the NIC, and the next one may be sooner in memory. */
-#define UNORDERED .late_overwrite = 1
-
 /* rdma-core v65 providers/mlx5 and mlx5dv.h; limits: ibv_devinfo -v of a ConnectX-7 in openucx issue 10325. */
 #define CONNECTX                                                                                                       \
     RELIABLE_CONNECTION, TIMES, .fence_kind = VNIC_FENCE_ATOMICS, /* mlx5dv.h: waits for reads and atomics only */     \
@@ -41,6 +38,9 @@
                                 .retry_ns = 500 * MILLISECONDS /* timeout 14, retry_cnt 7 */, .vendor = VNIC_NVIDIA
 
 /* rdma-core v65 providers/efa, efa_io_defs.h; amzn-drivers SRD.txt; fi_efa(7). */
+/* Where no order is known: an acknowledged write is in the NIC, and the next one may be sooner in memory. */
+#define UNORDERED .late_overwrite = 1
+
 #define EFA                                                                                                            \
     TIMES, UNORDERED,                                                                                                  \
         .completion_order = VNIC_COMPLETES_ANY, .completion_level = VNIC_LEVEL_ACK /* SRD: responder accepted */,      \

@@ -36,6 +36,7 @@ typedef struct vnic_endpoint vnic_endpoint;
 #define VNIC_MAX_PIECES 4u /* that a payload is placed in */
 #define VNIC_NO_ENDPOINT 0u
 #define VNIC_MAX_REGIONS 65535u /* ever registered in one fabric: an id has 16 bits */
+#define VNIC_ANY UINT32_MAX
 #define VNIC_CHOICES_KEPT (1u << 20)
 
 /* ---------------------------------------------------------------------------------------------------------- choices */
@@ -90,6 +91,18 @@ uint32_t vnic_due(const vnic_fabric *f);
 uint64_t vnic_next(const vnic_fabric *f);
 /* Let one of the due events happen. */
 void vnic_run_due(vnic_fabric *f);
+/* The last event that happened: how many did so far, its name (equal names: the same event of the same request, in
+ * whatever order), and the ranks that it concerned; rank VNIC_ANY: all. */
+typedef struct vnic_event {
+    uint64_t count, label;
+    uint32_t rank, peer;
+    uint32_t at; /* VNIC_AT_*: where it shows; same numbers as UCCL_EP_SIM_AT_* */
+} vnic_event;
+#define VNIC_AT_INITIATOR (1u << 0)
+#define VNIC_AT_TARGET (1u << 1)
+#define VNIC_AT_SOURCE (1u << 2)
+#define VNIC_AT_ALL 7u
+const vnic_event *vnic_last_event(const vnic_fabric *f);
 /* A call back at that time, through the event queue: `call(context, argument)`. */
 void vnic_call_at(vnic_fabric *f, uint64_t at_ns, void (*call)(void *context, uint64_t argument), void *context,
                   uint64_t argument);
@@ -233,8 +246,6 @@ const char *vnic_vendor_text(vnic_vendor vendor, int32_t code);
 vnic_status vnic_status_of(vnic_vendor vendor, int32_t code);
 
 /* ----------------------------------------------------------------------------------------------------------- faults */
-
-#define VNIC_ANY UINT32_MAX
 
 typedef enum vnic_fault_id {
     VNIC_FAULT_DROP = 0,

@@ -23,6 +23,7 @@ from . import inventory
 _ELSEWHERE = {
     "conformance": ("uccl_ep.conformance.cli", "conformance"),
     "mutants": ("uccl_ep.mutants.cli", "mutants"),
+    "explore": ("uccl_ep.explorer.cli", "explore"),
     "demo": ("uccl_ep.demo.cli", "demo"),
     "perf": ("uccl_ep.perf.cli", "perf"),
 }

@@ -170,6 +170,11 @@ static uint32_t control_trace(const uccl_ep_sim_world *w, char *text, uint32_t b
     return vnic_trace(w->fabric, text, bytes);
 }
 
+static void control_last_event(const uccl_ep_sim_world *w, uccl_ep_sim_event *event) {
+    const vnic_event *last = vnic_last_event(w->fabric);
+    *event = (uccl_ep_sim_event){last->count, last->label, last->rank, last->peer, last->at};
+}
+
 static const uccl_ep_sim table = {
     .size = sizeof(uccl_ep_sim),
     .version = UCCL_EP_SIM_VERSION,
@@ -197,6 +202,7 @@ static const uccl_ep_sim table = {
     .trace = control_trace,
     .fibers = fiber_count,
     .fault = control_fault,
+    .last_event = control_last_event,
 };
 
 __attribute__((visibility("default"))) const uccl_ep_sim *uccl_ep_sim_entry(void) {

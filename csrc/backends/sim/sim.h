@@ -87,6 +87,17 @@ typedef struct uccl_ep_sim_stats {
     uint64_t hash;                /* over every event and choice so far: equal hashes, equal runs */
 } uccl_ep_sim_stats;
 
+/* The last event that a NIC made happen. Equal labels: the same event of the same request, in whatever order. */
+typedef struct uccl_ep_sim_event {
+    uint64_t count, label; /* so many happened so far */
+    uint32_t rank, peer;   /* initiator and target; UINT32_MAX: it concerned everybody */
+    uint32_t at;           /* UCCL_EP_SIM_AT_*: where it shows */
+} uccl_ep_sim_event;
+
+#define UCCL_EP_SIM_AT_INITIATOR (1u << 0) /* its completion queue or memory */
+#define UCCL_EP_SIM_AT_TARGET (1u << 1)    /* its memory, completion queue or NIC */
+#define UCCL_EP_SIM_AT_SOURCE (1u << 2)    /* it read the initiator's memory */
+
 typedef struct uccl_ep_sim {
     uint32_t size, version;
     /* Name and one-line text of profile i; NULL past the last. */
@@ -140,6 +151,8 @@ typedef struct uccl_ep_sim {
     uint32_t (*fibers)(const uccl_ep_sim_world *world);
     /* Fault i: its name, the keys that it takes, what it does. Returns 0 past the last. */
     uint32_t (*fault)(uint32_t index, const char **name, const char **keys, const char **text);
+
+    void (*last_event)(const uccl_ep_sim_world *world, uccl_ep_sim_event *event);
 } uccl_ep_sim;
 
 const uccl_ep_sim *uccl_ep_sim_entry(void);

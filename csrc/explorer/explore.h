@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * explore.h: the explorer's ways to look at many runs: random, exhaustive, wrong programs, replay and shrinking.
+ */
+#ifndef UCCL_EP_EXPLORER_EXPLORE_H
+#define UCCL_EP_EXPLORER_EXPLORE_H
+
+#include "run.h"
+
+#define KNOBS_TEXT 256u
+#define MAX_SCRIPT (1u << 16)
+
+/* draw.c: what a seed of random exploration means: a program, and how the NICs behave. A function of profile, seed and
+ * `only` (a program to take instead; NULL: any). */
+typedef struct drawn {
+    program program;
+    char knobs[KNOBS_TEXT];
+    char faults[KNOBS_TEXT];
+} drawn;
+/* `with_faults`: one seed in four gets a fault. Not 0: error (256 bytes). */
+int draw(const uccl_ep_sim *sim, const char *profile, uint64_t seed, const program *only, bool with_faults, drawn *out,
+         char *error);
+/* A program by name of a builtin, or by text. Not 0: error (256 bytes). */
+int program_find(program *p, const char *name, char *error);
+
+static inline bool run_is_bad(const run_result *result) {
+    return result->outcome != RUN_ALLOWED;
+}
+
+/* shrink.c: a smaller program, then a shorter schedule, that end as `result` did. Changes *what and *o, whose choices
+ * point into `script` afterwards. Returns how many runs it took. */
+typedef struct shrunk {
+    uint32_t script[MAX_SCRIPT];
+    uint32_t n_script, deviations; /* choices that are not the first alternative */
+    uint32_t runs;
+} shrunk;
+void shrink(runner *r, drawn *what, run_options *o, run_result *result, shrunk *s, uint32_t most_runs);
+
+/* exhaustive.c */
+typedef struct exhausted {
+    uint64_t runs, states, merged, choices_deepest;
+    bool complete;  /* all schedules, up to those that differ in the order of what does not meet */
+    run_result bad; /* the first one; outcome RUN_ALLOWED: none */
+    uint32_t n_script;
+    uint32_t script[MAX_SCRIPT];
+} exhausted;
+/* Not 0: no memory. */
+int exhaust(runner *r, const program *p, const run_options *o, uint64_t most_runs, exhausted *out);
+
+#endif

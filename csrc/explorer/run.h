@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * run.h: one run of a litmus program on real communicators over virtual NICs, and what the model says of it.
+ *
+ * A run is a function of (program, profile, knobs, faults, seed, scripted choices). Ranks are step functions of the
+ * simulator; what they do and see becomes a history, one moment an event.
+ */
+#ifndef UCCL_EP_EXPLORER_RUN_H
+#define UCCL_EP_EXPLORER_RUN_H
+
+#include "backends/sim/sim.h"
+#include "model/model.h"
+#include "program.h"
+#include "uccl_ep/uccl_ep.h"
+
+typedef enum run_outcome {
+    RUN_ALLOWED = 0,
+    RUN_FORBIDDEN, /* the model says so */
+    RUN_STUCK,     /* nothing moves any more and a rank still waits (PRG-1, SIG-1) */
+    RUN_ERROR,     /* a call failed though no fault was injected */
+    RUN_CLAIM,     /* a claim of the program does not hold, which the contract does not promise */
+    RUN_REFUSED,   /* the communicator does not come up */
+    RUN_ENDLESS,   /* more steps than allowed */
+    RUN_BROKEN     /* the explorer's own: a program that breaks its duty without saying so, a history that cannot be */
+} run_outcome;
+const char *run_outcome_name(uint32_t outcome);
+
+typedef struct run_options {
+    const char *backend; /* path of libuccl_ep_backend_sim.so */
+    const char *profile;
+    const char *knobs;  /* changes to the profile; NULL: none */
+    const char *faults; /* NULL: none */
+    uint64_t seed;
+    const uint32_t *choices;
+    uint32_t n_choices;
+    bool first_later;
+    uint32_t strategy; /* uccl_ep_strategy */
+    uint32_t trace_lines;
+    uint64_t max_steps; /* 0: a million */
+} run_options;
+
+#define RUN_HISTORY 32768u
+
+typedef struct run_result {
+    uint32_t outcome;
+    char clause[8];
+    char text[512];
+    uint64_t hash;        /* over what the world did, what ranks saw, and all memory at the end */
+    uint64_t memory_hash; /* of the last alone */
+    uint64_t steps, events, operations, now_ns;
+    uint32_t strategy;
+    uint32_t start_choices; /* made before the ranks began */
+    uint32_t end_choices;   /* and until all of them were done */
+    uint32_t n_choices;     /* of runner->choices */
+    bool program_breach;    /* the model: the program broke a duty */
+    uint32_t failures;      /* records that ranks found */
+} run_result;
+
+typedef struct runner runner;
+
+/* Called behind every step of the world once the ranks have begun; returns false to end the run there (RUN_ALLOWED,
+ * nothing judged). */
+typedef bool (*run_watch)(void *context, runner *r);
+
+runner *runner_new(const char *backend, char *text); /* NULL and why */
+void runner_free(runner *r);
+const uccl_ep_sim *runner_sim(const runner *r);
+void runner_watch(runner *r, run_watch watch, void *context);
+
+void run_program(runner *r, const program *p, const run_options *o, run_result *result);
+
+/* Of the last run, until the next: choices; the history and, if traced, the NICs' events as text. */
+const uccl_ep_sim_choice *run_choices(const runner *r, uint32_t *n);
+const char *run_history(runner *r);
+const char *run_trace(runner *r);
+/* While it runs, for watchers. */
+const uccl_ep_sim_choice *run_choices_now(const runner *r, uint32_t *n);
+#define RUN_PARTS (2 * MAX_RANKS + 2) /* ranks, their NICs, the history and what was seen since its last wait */
+uint32_t run_state(const runner *r, const uint64_t **hashes);
+
+#endif

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_explorer.c: litmus programs on real communicators over virtual NICs. A fixed part of what `uccl-ep explore` does
+ * with as many seeds as one likes, and that it would notice if something were wrong.
+ */
+#include <stdbool.h>
+
+#include "explorer/explore.h"
+
+#include "testing.h"
+
+#define SIM UCCL_EP_TEST_LIBRARY_DIR "/libuccl_ep_backend_sim.so"
+
+static runner *r;
+static drawn what;
+
+static const char *profile_at(uint32_t i) {
+    return runner_sim(r)->profile(i, NULL);
+}
+
+static run_options options_for(const char *profile, uint64_t seed) {
+    return (run_options){.backend = SIM,
+                         .profile = profile,
+                         .knobs = what.knobs,
+                         .faults = what.faults[0] ? what.faults : NULL,
+                         .seed = seed};
+}
+
+static run_result run_seed(const char *profile, uint64_t seed, const program *only, bool with_faults) {
+    char error[256] = "";
+    CHECK(!draw(runner_sim(r), profile, seed, only, with_faults, &what, error), "%s", error);
+    const run_options o = options_for(profile, seed);
+    run_result result;
+    run_program(r, &what.program, &o, &result);
+    return result;
+}
+
+static void must_parse(const char *text, program *p) {
+    char error[256] = "";
+    CHECK(!program_find(p, text, error), "%s: %s", text, error);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- programs
+ */
+
+static void test_programs_read_as_they_print(void) {
+    static program p, again;
+    static char text[PROGRAM_TEXT], second[PROGRAM_TEXT];
+    const char *name, *source;
+    uint32_t n = 0;
+    for (; (source = builtin_text(n, &name, NULL)); n++) {
+        must_parse(name, &p);
+        program_print(&p, text, sizeof text);
+        must_parse(text, &again);
+        program_print(&again, second, sizeof second);
+        CHECK(!strcmp(text, second), "%s: %s is read as %s", name, text, second);
+        CHECK(program_operations(&p) > 0, "%s posts something", name);
+    }
+    CHECK(n > 25, "%u programs", n);
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        program_generate(&p, seed);
+        program_print(&p, text, sizeof text);
+        must_parse(text, &again);
+        program_print(&again, second, sizeof second);
+        CHECK(!strcmp(text, second), "seed %llu: %s is read as %s", (unsigned long long)seed, text, second);
+    }
+}
+
+static void test_what_is_no_program_is_refused(void) {
+    static const char *const texts[] = {
+        "ranks 9",
+        "ranks 2; r0: jump",
+        "ranks 2; r2: quiet",
+        "r0: put 1 ->1 a 16",
+        "r0: put 0 ->1 a 17",
+        "r0: put 0 ->1 a 24",
+        "r0: put 0 ->5 a 16",
+        "r0: put 0 -> 1",
+        "r0: signal 0 ->1 s99",
+        "r0: complete nothing",
+        "r0: put 0 ->1 a 16 as x; put 0 ->1 a 16 as x",
+        "r0: wait s0",
+        "r0: quiet 0 0",
+        "channels 1; proxies 2; r0: quiet",
+        "granularity 5; r0: quiet",
+        "r0: store a 999999999",
+        "!",
+    };
+    static program p;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char error[256] = "";
+        CHECK(program_parse(&p, texts[i], error), "'%s' is taken for a program", texts[i]);
+        CHECK(error[0], "'%s' is refused without a reason", texts[i]);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- runs
+ */
+
+static void test_builtins(void) {
+    static program p;
+    const char *name;
+    for (uint32_t k = 0; profile_at(k); k++)
+        for (uint32_t i = 0; builtin_text(i, &name, NULL); i++) {
+            must_parse(name, &p);
+            if (p.wrong[0]) continue;
+            const uint64_t seeds = test_scaled(6);
+            for (uint64_t seed = 1; seed <= seeds; seed++) {
+                const run_result result = run_seed(profile_at(k), test_seed_value * 1000 + seed, &p, false);
+                CHECK(result.outcome == RUN_ALLOWED, "%s on %s, seed %llu: %s %s %s\n%s", name, profile_at(k),
+                      (unsigned long long)(test_seed_value * 1000 + seed), run_outcome_name(result.outcome),
+                      result.clause, result.text, run_history(r));
+            }
+        }
+}
+
+static void test_random_programs(void) {
+    const uint64_t seeds = test_scaled(200);
+    uint64_t near_wrap = 0, operations = 0;
+    for (uint32_t k = 0; profile_at(k); k++)
+        for (uint64_t seed = 1; seed <= seeds; seed++) {
+            const run_result result = run_seed(profile_at(k), test_seed_value * 1000000 + seed, NULL, false);
+            CHECK(result.outcome == RUN_ALLOWED, "uccl-ep explore --profile %s --seed %llu: %s %s %s", profile_at(k),
+                  (unsigned long long)(test_seed_value * 1000000 + seed), run_outcome_name(result.outcome),
+                  result.clause, result.text);
+            near_wrap += what.program.first_sequence != 0 || what.program.first_ticket != 0;
+            operations += result.operations;
+        }
+    CHECK(near_wrap || seeds < 20, "no program began near a wrap");
+    printf("%llu random programs a profile, %llu operations\n", (unsigned long long)seeds,
+           (unsigned long long)operations);
+}
+
+static void test_a_seed_is_a_run(void) {
+    for (uint32_t k = 0; profile_at(k); k++) {
+        const run_result first = run_seed(profile_at(k), 77, NULL, false);
+        const run_result other = run_seed(profile_at(k), 78, NULL, false);
+        const run_result again = run_seed(profile_at(k), 77, NULL, false);
+        CHECK_EQ(again.hash, first.hash);
+        CHECK_EQ(again.memory_hash, first.memory_hash);
+        CHECK_EQ(again.steps, first.steps);
+        CHECK(other.hash != first.hash, "two seeds, one run");
+    }
+}
+
+/* The choices of a run are a script that makes it again, whatever the seed. */
+static void test_a_script_is_a_run(void) {
+    static program p;
+    must_parse("mp-two-channels", &p);
+    run_options o = {.backend = SIM, .profile = "efa", .knobs = "schedule=choice,choose_run=1", .seed = 5};
+    run_result first, again;
+    run_program(r, &p, &o, &first);
+    uint32_t n;
+    const uccl_ep_sim_choice *made = run_choices(r, &n);
+    CHECK(n > 10, "%u choices", n);
+    uint32_t *script = malloc(n * sizeof *script);
+    CHECK(script, "no memory");
+    for (uint32_t i = 0; i < n; i++) script[i] = made[i].taken;
+    o.choices = script;
+    o.n_choices = n;
+    o.seed = 6;
+    run_program(r, &p, &o, &again);
+    CHECK_EQ(again.hash, first.hash);
+    free(script);
+}
+
+/* ---------------------------------------------------------------------------------------------------- would it notice?
+ */
+
+static void test_a_rank_that_waits_for_ever(void) {
+    static program p;
+    must_parse("ranks 2\nr0: quiet\nr1: wait s0 1", &p);
+    const run_options o = {.backend = SIM, .profile = "connectx", .seed = 1};
+    run_result result;
+    run_program(r, &p, &o, &result);
+    CHECK_EQ(result.outcome, RUN_STUCK);
+    CHECK(strstr(result.text, "rank 1 at operation 1"), "%s", result.text);
+}
+
+static void test_a_program_that_breaks_its_duty(void) {
+    static program p;
+    must_parse("ranks 2\nr0: store x 64; put 0 ->1 a 64 from x; store x 64", &p);
+    const run_options o = {.backend = SIM, .profile = "connectx", .seed = 1};
+    run_result result;
+    run_program(r, &p, &o, &result);
+    CHECK(result.outcome == RUN_BROKEN && !strcmp(result.clause, "PUT-3"), "%s %s", run_outcome_name(result.outcome),
+          result.clause);
+}
+
+static void test_wrong_programs(void) {
+    static program p;
+    const char *name;
+    for (uint32_t i = 0; builtin_text(i, &name, NULL); i++) {
+        must_parse(name, &p);
+        if (!p.wrong[0]) continue;
+        for (uint32_t k = 0; profile_at(k); k++) {
+            const bool must = program_breaks_on(&p, profile_at(k));
+            const uint64_t most = must ? 4000 : test_scaled(20);
+            uint64_t caught = 0;
+            for (uint64_t seed = 1; seed <= most && !(caught && must); seed++) {
+                const run_result result = run_seed(profile_at(k), seed, &p, false);
+                CHECK(result.outcome == RUN_ALLOWED || result.outcome == RUN_CLAIM, "%s on %s: %s %s %s", name,
+                      profile_at(k), run_outcome_name(result.outcome), result.clause, result.text);
+                caught += result.outcome == RUN_CLAIM;
+            }
+            CHECK(caught || !must, "%s is not caught on %s", name, profile_at(k));
+        }
+    }
+}
+
+static void test_shrinking(void) {
+    static program p;
+    static shrunk s;
+    must_parse("ranks 2; channels 2\n"
+               "wrong PUT-5 on efa\n"
+               "r0: store x 64; store y 16; signal 1 ->1 s3; store z 32; put 1 ->1 c 32 from z; put 0 ->1 a 64 from x "
+               "as data; signal 1 ->1 s3; put 0 ->1 f 16 from y as flag; quiet\n"
+               "r1: see s3; read c 32; until f flag; see s3; claim a data; see s3",
+               &p);
+    for (uint64_t seed = 1;; seed++) {
+        run_result result = run_seed("efa", seed, &p, false);
+        if (result.outcome != RUN_CLAIM) continue;
+        run_options o = options_for("efa", seed);
+        shrink(r, &what, &o, &result, &s, 400);
+        CHECK_EQ(result.outcome, RUN_CLAIM);
+        CHECK(what.program.n[0] + what.program.n[1] <= 6, "%u and %u operations are left", what.program.n[0],
+              what.program.n[1]);
+        CHECK(s.n_script < 200 && s.deviations < 20, "%u choices, %u of them not the first", s.n_script, s.deviations);
+        const uint64_t hash = result.hash;
+        run_program(r, &what.program, &o, &result);
+        CHECK_EQ(result.hash, hash);
+        return;
+    }
+}
+
+static void test_all_schedules(void) {
+    static program p;
+    static exhausted e;
+    must_parse("ranks 2\nr0: signal 0 ->1 s0\nr1: wait s0 1", &p);
+    const run_options o = {.backend = SIM, .profile = "connectx", .knobs = "schedule=choice,choose_run=1", .seed = 1};
+    const uint64_t most = test_scaled(30000);
+    CHECK(!exhaust(r, &p, &o, most, &e), "no memory");
+    CHECK(e.bad.outcome == RUN_ALLOWED, "%s %s", e.bad.clause, e.bad.text);
+    CHECK((e.complete || most < 30000) && e.runs > 10 && e.states > 10, "%llu runs, %llu states, %s",
+          (unsigned long long)e.runs, (unsigned long long)e.states, e.complete ? "complete" : "not complete");
+    printf("all schedules: %llu runs, %llu states, %llu merged\n", (unsigned long long)e.runs,
+           (unsigned long long)e.states, (unsigned long long)e.merged);
+    /* One that is wrong is found wrong on some schedule. */
+    must_parse(
+        "ranks 1\nwrong PUT-5 on efa\nr0: store x 16; store y 16; put 0 ->0 a 16 from x as one; put 0 ->0 f 16 from "
+        "y as two; until f two; claim a one",
+        &p);
+    const run_options efa = {.backend = SIM, .profile = "efa", .knobs = "schedule=choice,choose_run=0", .seed = 1};
+    CHECK(!exhaust(r, &p, &efa, 20000, &e), "no memory");
+    CHECK_EQ(e.bad.outcome, RUN_CLAIM);
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv, 300);
+    char text[256] = "";
+    r = runner_new(SIM, text);
+    CHECK(r, "%s", text);
+    test_programs_read_as_they_print();
+    test_what_is_no_program_is_refused();
+    test_a_rank_that_waits_for_ever();
+    test_a_program_that_breaks_its_duty();
+    test_a_seed_is_a_run();
+    test_a_script_is_a_run();
+    test_all_schedules();
+    test_shrinking();
+    test_wrong_programs();
+    test_builtins();
+    test_random_programs();
+    runner_free(r);
+    return test_end();
+}

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`uccl-ep explore`: fixed seeds on every profile, wrong programs, and cores that are broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uccl_ep import paths
+from uccl_ep.explorer import explore, tool
+
+PROFILES = ("connectx", "connectx-ro", "efa", "efa3", "thor2", "pollara", "pollara-noatomic", "cxi", "strawman-min")
+
+
+def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "uccl_ep", "explore", *arguments],
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, **(environment or {})}, cwd="/",
+    )  # fmt: skip
+
+
+def silent(*_: Any) -> None:
+    pass
+
+
+def test_all_profiles_are_there() -> None:
+    assert tuple(p["name"] for p in tool.listing()["profiles"]) == PROFILES
+
+
+def test_fixed_seeds() -> None:
+    findings: list[Any] = []
+    report = explore.random(list(PROFILES), [], 150, 4242, 2, silent, findings.append)
+    assert report.good, findings[0]
+    assert [row["seeds"] for row in report.rows] == [150] * len(PROFILES)
+    assert all(row["near_wrap"] > 30 for row in report.rows)
+
+
+def test_a_seed_is_a_run_in_every_process() -> None:
+    told = [tool.run(tool.Job.of("replay", profile="efa3", seed=99)) for _ in range(2)]
+    assert told[0] == told[1]
+    assert told[0]["hash"] != tool.run(tool.Job.of("replay", profile="efa3", seed=100))["hash"]
+
+
+def test_report_and_exit_status(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = command("--profile", "cxi", "--seeds", "50", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    assert "no forbidden outcome" in done.stdout
+    written = json.loads(report.read_text())
+    assert (written["schema"], written["mode"], written["good"]) == ("uccl_ep.explore/1", "random", True)
+    assert written["results"][0]["seeds"] == 50
+
+
+def test_a_program_from_a_file(tmp_path: Path) -> None:
+    program = tmp_path / "program.txt"
+    program.write_text("ranks 2\nr0: signal 0 ->1 s0\nr1: wait s0 2  # one too many\n")
+    done = command("--profile", "efa", "--seed", "7", "--program", str(program))
+    assert done.returncode == 1
+    assert "stuck PRG-1" in done.stdout
+    program.write_text("ranks 2\nr0: jump\n")
+    done = command("--profile", "efa", "--seed", "7", "--program", str(program))
+    assert done.returncode == 2
+    assert "no operation 'jump'" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--profile", "efq"), ("--program", "mq"), ("--seeds", "0"), ("--json", "/")])
+def test_wrong_command_lines(arguments: tuple[str, ...]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_programs() -> None:
+    report = explore.wrong(["connectx", "efa", "efa3"], [], tool.listing(), 60, 1, 2, silent)
+    assert report.good, [row for row in report.rows if not row["good"]]
+    caught = {(row["name"], row["profile"]) for row in report.rows if row["caught"]}
+    assert ("wrong-flag", "efa") in caught
+    assert ("wrong-flag", "connectx") not in caught
+
+
+def test_exhaustive() -> None:
+    report = explore.exhaust(["connectx"], ["put-signal", "mp", "order"], tool.listing(), 3000, 2, silent, silent)
+    assert report.good
+    assert len(report.rows) == 3
+
+
+# Fault point, profile, and the clauses that may be named: what is broken shows in more than one way.
+BROKEN = [
+    ("signal_before_put", "connectx", {"SIG-2", "SIG-3"}),
+    ("signal_not_held", "cxi", {"SIG-2", "SIG-3"}),
+    ("signals_reordered", "connectx", {"SIG-5", "SIG-2", "SIG-3"}),
+    ("mailbox_unsequenced", "efa", {"SIG-2", "SIG-3", "SIG-5"}),
+    ("source_at_take", "efa", {"QUI-0"}),
+    ("complete_at_submit", "efa", {"QUI-1", "QUI-2", "QUI-5", "QUI-0", "SIG-1", "SIG-4", "PUT-5", "PUT-7"}),
+    ("quiet_one_channel", "efa", {"QUI-2", "QUI-0", "PUT-5", "PUT-7", "QUI-1", "SIG-1", "SIG-4"}),
+    ("merge_across_gap", "connectx", {"PUT-1", "SIG-2", "SIG-3", "QUI-1", "QUI-2", "MEM-2"}),
+    ("signal_lost_in_batch", "connectx", {"SIG-1", "SIG-4", "SIG-5", "PRG-1", "QUI-1", "QUI-2"}),
+]
+
+
+@pytest.mark.parametrize(("fault", "profile", "clauses"), BROKEN, ids=[b[0] for b in BROKEN])
+def test_a_broken_core_is_found(fault: str, profile: str, clauses: set[str]) -> None:
+    program = paths.library_dir() / "uccl-ep-explore"
+    done = subprocess.run(
+        [str(program), str(tool.simulator()), "random", f"profile={profile}", "seeds=2000", "seed=1", "shrink=60"],
+        capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "LD_LIBRARY_PATH": str(paths.mutation_dir()), "UCCL_EP_FAULT_POINTS": fault},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["outcome"] in ("forbidden", "stuck")
+    assert found["clause"] in clauses
+    assert found["shrunk"]["clause"] == found["clause"]
+    assert len(found["shrunk"]["program"]) <= len(found["program"])
