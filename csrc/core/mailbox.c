@@ -85,6 +85,8 @@ static void pair_begin(struct proxy *p, uint32_t target) {
         memcpy(at(m, base, return_place(m, target)), &first, sizeof first);
         *(uint8_t *)at(m, base, wake_place(m, target)) = (uint8_t)first;
     }
+    /* Else the first record's byte may be the one that was seen last before. */
+    if (p->wakes_seen) ((uint8_t *)p->wakes_seen)[(uint64_t)target * m->wake_bytes] = (uint8_t)first;
     /* Zeros are a record of the count whose tag is zero, and that may be the first one to come. */
     const struct record last_one = record_tagged(0, 0, first);
     if (tagged(p) && record_is_tagged(&(struct record){{0, 0}}, first + 1))

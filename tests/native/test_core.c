@@ -261,6 +261,20 @@ static void poison_rank(thread_rank *r, void *argument) {
     OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
     OK(uccl_ep_wait_signal(comm, 9, 3, UCCL_EP_ANY_RANK, UCCL_EP_TIMEOUT_DEFAULT, NULL));
     thread_barrier(r);
+    /* Counts begin anew with an incarnation: here the same one comes again, first thing after the reset. */
+    for (uint32_t again = 0; again < 20; again++) {
+        uint64_t ticket;
+        if (r->rank == 0) {
+            OK(uccl_ep_put(comm, 0, 1, 0, 4096, 64, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+            EXPECT(uccl_ep_quiet(comm, 0, UCCL_EP_TIMEOUT_DEFAULT), UCCL_EP_E_NIC);
+        }
+        thread_barrier(r);
+        OK(uccl_ep_reset(comm, &bootstrap));
+        if (r->rank != 0) continue;
+        OK(uccl_ep_signal(comm, 0, 1, 7, 1, UCCL_EP_TIMEOUT_DEFAULT, &ticket));
+        OK(uccl_ep_wait(comm, 0, ticket, UCCL_EP_TIMEOUT_DEFAULT));
+    }
+    thread_barrier(r);
     uccl_ep_comm_destroy(comm);
 }
 
