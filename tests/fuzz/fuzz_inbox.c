@@ -2,7 +2,7 @@
  *
  * All that comes to a rank from its NIC and, through it, from its peers: immediates, completions, events, and any words
  * in its mailbox, while it posts. On any promises, so with every strategy. Nothing of it may crash the rank, move a
- * counter back, or make a wait succeed whose operations have not all ended.
+ * counter back, or make it leave its regions and the limits of its NIC.
  *
  * The NIC does what the input says. It keeps its promises: it takes no more than it said, completes what it took, once,
  * and in order where it promised that; the peers keep none.
