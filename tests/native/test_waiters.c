@@ -99,8 +99,8 @@ struct coming {
 static void *come_and_go(void *argument) {
     const struct coming *c = argument;
     for (uint64_t i = 1; i <= c->rounds; i++)
-        EXPECT(uccl_ep_wait_signal(c->comm, c->slot, (uint64_t)c->slot * 1000 + i, c->slot % 2 ? 0 : UCCL_EP_ANY_RANK,
-                                   200000, NULL),
+        EXPECT(uccl_ep_wait_signal(c->comm, c->slot, (uint64_t)c->slot * 1000000 + i,
+                                   c->slot % 2 ? 0 : UCCL_EP_ANY_RANK, 200000, NULL),
                UCCL_EP_E_DEADLINE);
     return NULL;
 }
@@ -122,7 +122,7 @@ static void whole_lines_rank(thread_rank *r, void *argument) {
             CHECK_EQ(sscanf(at, "waits for signal %u: it is at 0 and has to reach %llu; for %llu ms, from %15[a-z]",
                             &slot, &value, &ms, from),
                      4);
-            CHECK(value / 1000 == slot && !strcmp(from, slot % 2 ? "rank" : "any"), "%s", at);
+            CHECK(value / 1000000 == slot && !strcmp(from, slot % 2 ? "rank" : "any"), "%s", at);
         }
     }
     for (uint32_t i = 0; i < 8; i++) pthread_join(threads[i], NULL);
