@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# make run: set up, build, the suite on shared memory with its scorecard, and the demo.
+# make run: set up, build, the suite on shared memory with its scorecard and on every virtual NIC, and the demo.
 # make test: set up, build, every test and check.
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,6 +21,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt LICENSE NOTICE README.md $(shell f
 run: $(STAMPS)/build
 	@mkdir -p build
 	uccl-ep conformance --backend shm --ranks $(RANKS) --html build/scorecard.html
+	uccl-ep conformance --backend sim --profile all --ranks 2 --seed 1
 	uccl-ep demo
 
 test: $(STAMPS)/setup-test $(STAMPS)/test-tools

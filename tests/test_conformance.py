@@ -41,7 +41,11 @@ def test_level_full(tmp_path: Path) -> None:
     assert status == 0, said[-6000:]
     counts = report["summary"]
     assert counts["pass"] == len(report["cases"]) >= 45, said[-6000:]
-    assert report["not_in_lane"] == []
+    # Real processes on memory: everything runs but what asks a NIC to fail, which virtual NICs do.
+    from uccl_ep.conformance import registry
+
+    faulty = {case.id for case in registry.load() if "faults" in case.needs}
+    assert {name.partition("@")[0] for name in report["not_in_lane"]} == faulty
     assert report["verdict"] == "conforms at level full"
     assert report["seconds"] <= SECONDS, f"{report['seconds']} s, seed {report['seed']}"
     assert report["verdict"] in page.read_text()

@@ -34,11 +34,9 @@ def needs_breath(seconds: float) -> bool:
 
 
 class Handle:
-    def __init__(self, driver: Driver | None = None, *, turned_by_calls: bool = False) -> None:
-        """`turned_by_calls`: the driver's proxies of this communicator run during calls alone."""
+    def __init__(self, driver: Driver | None = None) -> None:
         self.pointer: Any = _native.NULL
         self.driver = driver
-        self._turned_by_calls = turned_by_calls and driver is not None
         self.proxies = 0
         if driver is not None:
             driver.adopt(self)
@@ -107,7 +105,7 @@ class Handle:
     def driven(self, pointer: Any, proxies: int) -> None:
         """The communicator is made: its proxies are the driver's from now on."""
         self.pointer, self.proxies = pointer, proxies
-        if self.driver is not None and not self._turned_by_calls:
+        if self.driver is not None:
             self.driver.attach(pointer, proxies)
 
     # ---------------------------------------------------------------------------------------------- going in and out
@@ -137,8 +135,6 @@ class Handle:
             if self._closed or self.pointer == _native.NULL:
                 raise ChannelClosed("this communicator is closed")
             self._inside += 1
-            if self.driver is not None and self._turned_by_calls and self._inside == 1:
-                self.driver.attach(self.pointer, self.proxies)
 
     def _become_alone(self, timeout: float) -> None:
         self._alone = True
@@ -159,8 +155,6 @@ class Handle:
             if alone:
                 self._alone = False
             if not self._inside:
-                if self.driver is not None and self._turned_by_calls:
-                    self.driver.detach(self.pointer, self.proxies)
                 self._changed.notify_all()
 
     def abandon(self) -> None:
@@ -184,6 +178,6 @@ class Handle:
             if not self._wait_for(lambda: self._inside == 0, _CLOSE_SECONDS):
                 raise DeadlineExceeded(f"{self._inside} calls did not end within {_CLOSE_SECONDS:g} s of the abort")
             pointer, self.pointer = self.pointer, _native.NULL
-        if self.driver is not None and not self._turned_by_calls:
+        if self.driver is not None:
             self.driver.detach(pointer, self.proxies)
         lib.uccl_ep_comm_destroy(pointer)

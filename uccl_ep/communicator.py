@@ -191,14 +191,13 @@ class Communicator:
     ) -> None:
         """Zero takes the library's default where uccl_ep_config says so; see there for the meaning of each.
 
-        `driver`: who runs the proxies and owns the clock. With it progress="caller" means that they run during calls
-        alone.
+        `driver`: who runs the proxies and owns the clock, whatever `progress` says.
         """
         self._bootstrap = bootstrap
         self._timeout = timeout
         self._bootstrap_timeout = bootstrap_timeout
         self._first_ticket = first_ticket
-        self._handle = handle = Handle(driver, turned_by_calls=progress.lower() == "caller")
+        self._handle = handle = Handle(driver)
 
         config = ffi.new("uccl_ep_config *")
         strings: list[Any] = []  # alive until create has returned
@@ -218,7 +217,7 @@ class Communicator:
             flags |= lib.UCCL_EP_CONFIG_NO_MERGE
         if single_writer:
             flags |= lib.UCCL_EP_CONFIG_SINGLE_WRITER
-        if driver is not None and progress == "threads":
+        if driver is not None:
             progress = "caller"
         refused: Exception | None = None
         try:

@@ -48,8 +48,7 @@ typedef enum vnic_vendor { VNIC_NVIDIA, VNIC_AMAZON, VNIC_BROADCOM, VNIC_PENSAND
     X(visible_on_request, "bool", "a request may ask that its completion means visible")                               \
     X(visible_delay, "ns", "bytes may wait so long in the target's NIC before readers see them; 0: never")             \
     X(late_overwrite, "bool",                                                                                          \
-      "a completed write may become visible after one to the same bytes that was posted later (not in strict "         \
-      "regions)")                                                                                                      \
+      "a completed write may become visible after one to the same bytes that was posted later")                        \
     X(has_read, "bool", "reads exist")                                                                                 \
     X(read_flushes, "bool", "a read makes visible what the endpoint wrote to the peer before it")                      \
     X(flush_local, "bool", "the target can flush its own NIC")                                                         \

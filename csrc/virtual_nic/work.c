@@ -471,8 +471,7 @@ static void land(struct op *op, uint8_t piece, struct vnic_endpoint *target, str
     const bool choice = f->config.choice_schedule;
     const bool truthful = knobs(op)->completion_level == VNIC_LEVEL_DELIVERY || op->flags & VNIC_VISIBLE;
     const vnic_place order = (vnic_place)knobs(op)->place_order;
-    if (!nic_is_fifo(nic) && (region->strict || !nic->knobs.late_overwrite) && bytes)
-        posted_settle(nic, region, offset + from, bytes);
+    if (!nic_is_fifo(nic) && !nic->knobs.late_overwrite && bytes) posted_settle(nic, region, offset + from, bytes);
     /* Behind what waits there already, if the order is kept. */
     bool late = nic->first && (nic_is_fifo(nic) || (order == VNIC_PLACE_MESSAGE && op->visible != op->placed));
     if (nic->knobs.visible_delay && !late) late = choice || vnic_choose(f, VNIC_CHOICE_NIC, target->rank, 4) != 0;

@@ -34,7 +34,7 @@ def ends_waits(ctx: Context) -> None:
         return "returned", ctx.now()
 
     tasks = [ctx.spawn(wait, kind) for kind in (0, 1, 2, 2)]
-    ctx.sleep(0.02)  # so that they are inside; if not, they must find the abort on their way in
+    ctx.sleep(ctx.moment(0.02))  # so that they are inside; if not, they must find the abort on their way in
     began.append(ctx.now())
     b.comm.abort("the conformance suite says so")
     b.broken = True
@@ -126,7 +126,7 @@ def close_under_load(ctx: Context) -> None:
                 return type(error).__name__
 
         tasks = [ctx.spawn(post, t) for t in range(8)]
-        ctx.sleep(float(ctx.rng.random()) * 0.01)
+        ctx.sleep(ctx.moment(float(ctx.rng.random()) * 0.01))
         ctx.close(b)
         for name in ctx.join(tasks):
             ctx.check(
@@ -148,7 +148,7 @@ def peer_still_works(ctx: Context) -> None:
         b = ctx.open(shadow=False)
         b.broken = True
         if ctx.rank == 0:
-            ctx.sleep(float(ctx.rng.random()) * 0.004)
+            ctx.sleep(ctx.moment(float(ctx.rng.random()) * 0.004))
             ctx.close(b)
         else:
             try:

@@ -40,7 +40,7 @@ def deadlines(ctx: Context) -> None:
     b.expect_signal(3)
 
 
-@case("err1.never_taken", clauses=("ERR-1", "QUI-1"), ranks=(2,), comm={"progress": "caller"})
+@case("err1.never_taken", clauses=("ERR-1", "QUI-1"), ranks=(2,), needs=("caller",), comm={"progress": "caller"})
 def never_taken(ctx: Context) -> None:
     """Polls of a ticket that nobody executes say so; a ticket that was never given out is refused."""
     b = ctx.bench

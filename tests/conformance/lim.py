@@ -185,3 +185,60 @@ def operations_16_bits(ctx: Context) -> None:
     for k in range(8):
         b.expect_signal(k, rounds * 128)
         ctx.check_equal(b.comm.read_signal(k), rounds * 128, "LIM-1", "operations are missing after many", slot=k)
+
+
+def _sequences(name: str, first: int, n: int, level: str) -> None:
+    @case(
+        f"lim1.sequences_{name}",
+        clauses=("LIM-1", "SIG-1", "SIG-2", "QUI-1"),
+        ranks=(2,),
+        level=level,
+        timeout=60,
+        comm={"first_sequence": first, "ring_log2": 6, "heap_bytes": 4 << 20},
+        weak=True,
+    )
+    def across(ctx: Context) -> None:
+        b = ctx.bench
+        to, _ = neighbours(ctx)
+        layout = Layout(b)
+        ch = b.channel()
+        size, cells = 128, 512
+        tickets = []
+        for k in range(n):
+            at = k % cells * size
+            if k >= cells:
+                tickets[k - cells].wait()  # its slot is written again (PUT-7)
+                b.wait_signal(1, k - cells + 1, "LIM-1")
+            b.place(layout.source(to) + at, message(ctx, size, ctx.rank, to, k))
+            tickets.append(ch.put_signal(to, layout.source(to) + at, layout.landing(ctx.rank) + at, size, 0))
+            if k % 5 == 4:
+                ch.signal(ctx.rank, 2)
+                b.expect_signal(2)
+            # The reader keeps up, half a lap behind.
+            if k >= cells // 2:
+                _read(ctx, k - cells // 2)
+        for k in range(max(0, n - cells // 2), n):
+            _read(ctx, k)
+        b.quiet(0, clause="LIM-1")
+        b.wait_signal(2, n // 5, "LIM-1")
+        b.wait_signal(1, n, "LIM-1")
+        b.expect_signal(0, n)
+        b.expect_signal(1, n)
+
+    def _read(ctx: Context, k: int) -> None:
+        b = ctx.bench
+        _, source = neighbours(ctx)
+        at = Layout(b).landing(source) + k % 512 * 128
+        b.wait_signal(0, k + 1, "LIM-1")
+        want = message(ctx, 128, source, ctx.rank, k)
+        b.compare(at, want, "SIG-2", "beside a wrap a signal vouches for a put that is not there", k=k)
+        b.expect(at, want)
+        b.channel().signal(source, 1)
+
+    across.__doc__ = f"Numbers of operations to a peer cross 2^{name.rpartition('_')[2]}, return words and credits too."
+
+
+# Row B7: a short sequence that meets its own past. 2^8 and 2^16 are crossed by counting from zero.
+for _bits in (16, 24, 32, 63, 64):
+    _sequences(f"2_{_bits}", (1 << _bits) - 150, 600, "core" if _bits in (24, 32, 64) else "full")
+_sequences("long_from_2_24", (1 << 24) - 1000, 6000, "full")

@@ -56,6 +56,7 @@ def _among(ctx: Context, b: Bench, ranks: list[int], slot: int, clause: str, n: 
     timeout=40,
     comm={"channels": 2},
     weak=True,
+    many_writers=True,
 )
 def killed_in_traffic(ctx: Context) -> None:
     """A rank is killed in full traffic: commands to it fail typed and in time, the others go on among themselves."""
@@ -66,7 +67,7 @@ def killed_in_traffic(ctx: Context) -> None:
     layout = Layout(b)
     if ctx.rank == 0:
         pause = float(ctx.rng.random()) * 0.05
-        ctx.spawn(lambda: (ctx.sleep(pause), ctx.kill(victim)))
+        ctx.spawn(lambda: (ctx.sleep(ctx.moment(pause)), ctx.kill(victim)))
     failure: UcclEpError | None = None
     sent = 0
     while failure is None or ctx.rank == victim:
@@ -182,7 +183,7 @@ def killed_at_any_moment(ctx: Context) -> None:
 
         def life(sub: Context, delay: float = delay) -> None:
             if sub.rank == 1:
-                sub.spawn(lambda: (sub.sleep(delay), sub.kill(1)))
+                sub.spawn(lambda: (sub.sleep(sub.moment(delay)), sub.kill(1)))
             try:
                 b = sub.open(shadow=False, settle=False, bootstrap_timeout=2 * sub.time_scale)
                 b.broken = True
@@ -338,7 +339,7 @@ def restart_after_kill(ctx: Context) -> None:
                 sub.checked()
                 sub.barrier()
                 if sub.rank == 0:
-                    sub.spawn(lambda: (sub.sleep(0.02), [sub.kill(r) for r in (3, 1, 2, 0)]))
+                    sub.spawn(lambda: (sub.sleep(sub.moment(0.02)), [sub.kill(r) for r in (3, 1, 2, 0)]))
                 while True:
                     try:
                         for target in range(sub.size):

@@ -46,6 +46,32 @@ def send_after(ctx: Context) -> None:
     ctx.close(b)
 
 
+@case("mem1.reached_by_all", clauses=("MEM-1", "QUI-1"), ranks=(2, 4))
+def reached_by_all(ctx: Context) -> None:
+    """Memory that was taken at the start is reached by every rank, its first and its last byte."""
+    b = ctx.bench
+    layout = Layout(b)
+    g = b.granularity
+    last = layout.room - g
+    try:
+        for target in range(ctx.size):
+            b.place(layout.source(target), message(ctx, 2 * g, ctx.rank, target, 0))
+            b.channel().put(target, layout.source(target), layout.landing(ctx.rank), g)
+            b.channel().put(target, layout.source(target) + g, layout.landing(ctx.rank) + last, g)
+            b.channel().signal(target, ctx.rank)
+        b.comm.quiet()
+    except UcclEpError as error:
+        ctx.fail("MEM-1", "memory was registered, and a NIC cannot reach it", error=str(error))
+    ctx.barrier()
+    for source in range(ctx.size):
+        want = message(ctx, 2 * g, source, ctx.rank, 0)
+        for at, part in ((0, want[:g]), (last, want[g:])):
+            b.compare(layout.landing(source) + at, part, "QUI-1", "quiet is over and a put is missing", source=source)
+            b.expect(layout.landing(source) + at, part)
+        b.expect_signal(source)
+    ctx.barrier()
+
+
 @case("mem1.no_address_space", clauses=("MEM-1", "ERR-1"), ranks=(3,), needs=("processes",))
 def no_address_space(ctx: Context) -> None:
     """One rank cannot map its heap: it is told why, the others that it was this rank, and all may try again."""
@@ -131,6 +157,7 @@ def no_descriptors(ctx: Context) -> None:
     clauses=("MEM-2", "PUT-1", "SIG-1"),
     comm={"heap_bytes": 4 << 20, "channels": 2},
     weak=True,
+    many_writers=True,
 )
 def canaries_under_load(ctx: Context) -> None:
     """Heavy traffic in one communicator changes nothing in another one of the same ranks: neither heap nor words."""
@@ -218,3 +245,56 @@ def close_beside_traffic(ctx: Context) -> None:
             layout.landing(source) + i * 256, want, "SIG-3", "a message beside closing communicators is missing", k=i
         )
         b.expect(layout.landing(source) + i * 256, want)
+
+
+# Bytes wait so long in the target's NIC, after the completion where the NIC's completions say no more than that.
+_LATE = {"backend_options": "visible_delay=60000", "heap_bytes": 2 << 20}
+
+
+@case("mem3.late_visibility", clauses=("MEM-3", "SIG-2", "SIG-1"), needs=("faults",), comm=_LATE, weak=True)
+def late_visibility(ctx: Context) -> None:
+    """A signal counts only once its payload is visible, on a NIC that holds delivered bytes back for long."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    n, size = 80, 1536
+    for k in range(n):
+        b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, k))
+        if k % 2:
+            ch.put_signal(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size, 0)
+        else:
+            ch.put(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size)
+            ch.signal(to, 0)
+    for k in range(n):
+        b.wait_signal(0, k + 1)
+        want = message(ctx, size, source, ctx.rank, k)
+        b.compare(
+            layout.landing(source) + k * size, want, "MEM-3", "a signal is applied and its bytes are not visible", k=k
+        )
+        b.expect(layout.landing(source) + k * size, want)
+        b.expect_signal(0)
+
+
+@case("mem3.complete_is_visible", clauses=("MEM-3", "QUI-1"), needs=("faults",), comm=_LATE, weak=True)
+def complete_is_visible(ctx: Context) -> None:
+    """What quiet covers is visible to a reader that learns of it out of band, on the same NIC."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    size = 2048
+    for r in range(25):
+        at = r * size
+        b.place(layout.source(to) + at, message(ctx, size, ctx.rank, to, r))
+        ch.put(to, layout.source(to) + at, layout.landing(ctx.rank) + at, size)
+        if r % 3 == 0:
+            ch.signal(to, 1)
+            b.expect_signal(1)
+        b.quiet(0)
+        ctx.barrier()
+        want = message(ctx, size, source, ctx.rank, r)
+        b.compare(layout.landing(source) + at, want, "MEM-3", "an acknowledgement was taken for visibility", round=r)
+        b.expect(layout.landing(source) + at, want)
+        ctx.check_equal(b.comm.read_signal(1), b.words[1], "QUI-1", "quiet is over and a signal is missing", round=r)
+        ctx.barrier()

@@ -137,3 +137,31 @@ def after_failures(ctx: Context) -> None:
         ctx.barrier()
         b.reset()
     b.loosen(layout.landing(source), n * size)
+
+
+@case("err6.closed_without_quiet", clauses=("ERR-6", "SIG-1"), ranks=(2, 3), weak=True)
+def closed_without_quiet(ctx: Context) -> None:
+    """A communicator is closed in the middle of its traffic and another made: it sees nothing of the first (row D5)."""
+    to, source = neighbours(ctx)
+    for r in range(6):
+        b = ctx.open(shadow=False)
+        b.broken = True
+        layout = Layout(b)
+        mark = message(ctx, layout.room, source, ctx.rank, r)
+        b.heap[layout.landing(source) : layout.landing(source) + layout.room] = mark
+        ctx.barrier()
+        if r % 2:
+            # Nothing was sent in this one: what is here comes from the one before.
+            for _ in range(20):
+                b.channel().signal(to, 1).wait()
+            ctx.barrier()
+            ctx.check_equal(b.comm.read_signal(1), 20, "SIG-1", "signals of a new communicator are missing", round=r)
+            ctx.check_equal(b.comm.read_signal(0), 0, "ERR-6", "signals of a closed communicator came here", round=r)
+            b.compare(layout.landing(source), mark, "ERR-6", "puts of a closed communicator came here", round=r)
+        else:
+            for k in range(150):
+                at = k * 512 % layout.room
+                b.channel().put_signal(to, layout.source(to) + at, layout.landing(ctx.rank) + at, 512, 0)
+            ctx.checked()
+        ctx.barrier()
+        ctx.close(b)

@@ -13,6 +13,9 @@ from uccl_ep.errors import Aborted, ChannelClosed, DeadlineExceeded, UcclEpError
 
 from ._tools import SIGNAL, Layout, commands, message, neighbours, put_command
 
+# Nothing moves but in calls of the rank itself.
+CALLER = ("caller",)
+
 
 @case("prg1.no_further_call", clauses=("PRG-1", "SIG-1"), weak=True)
 def no_further_call(ctx: Context) -> None:
@@ -66,7 +69,74 @@ def counters(ctx: Context) -> None:
     b.expect_signal(0, 250)
 
 
-@case("prg1.caller_drives", clauses=("PRG-1", "SIG-1"), ranks=(1, 2), comm={"progress": "caller"})
+@case(
+    "prg1.bytes_in_flight", clauses=("PRG-1", "SIG-1", "SIG-3"), ranks=(4, 8), comm={"heap_bytes": 32 << 20}, timeout=40
+)
+def bytes_in_flight(ctx: Context) -> None:
+    """All ranks put megabytes to rank 0 at once with default settings: nothing fails, and the NIC's limit is kept.
+
+    Row C11: what is beyond the limit of some NICs comes to nothing but exceeded retries.
+    """
+    b = ctx.bench
+    layout = Layout(b)
+    size = 32768
+    n = layout.room // size
+    if ctx.rank:
+        for k in range(n):
+            b.place(layout.source(0) + k * size, message(ctx, size, ctx.rank, 0, k))
+        ctx.barrier()
+        for k in range(n):
+            b.channel().put_signal(0, layout.source(0) + k * size, layout.landing(ctx.rank) + k * size, size, ctx.rank)
+        b.quiet(0, clause="PRG-1")
+    else:
+        ctx.barrier()
+        for source in range(1, ctx.size):
+            b.wait_signal(source, n)
+            b.expect_signal(source, n)
+            for k in range(n):
+                want = message(ctx, size, source, 0, k)
+                b.compare(layout.landing(source) + k * size, want, "SIG-3", "a put of an incast is missing", k=k)
+                b.expect(layout.landing(source) + k * size, want)
+    limit = ctx.caps["limits"]["max_inflight_bytes"]
+    for proxy in b.comm.stats()["proxies"]:
+        peak = proxy["inflight_bytes_peak"]
+        ctx.check(
+            not limit or peak <= limit, "PRG-1", "more bytes in flight than the NIC takes", peak=peak, limit=limit
+        )
+        ctx.check(not ctx.rank or peak > 0, "PRG-1", "the counter of bytes in flight does not move")
+
+
+@case("prg3.target_held", clauses=("PRG-3", "SIG-1", "SIG-3"), ranks=(3, 4), needs=("stop",), comm={"ring_log2": 8})
+def target_held(ctx: Context) -> None:
+    """The target does not run for a while and everybody goes on sending to it: nothing overruns there (row D3)."""
+    b = ctx.bench
+    layout = Layout(b)
+    n, size = 500, 64
+    slots = layout.room // size
+    if ctx.rank:
+        for k in range(min(n, slots)):
+            b.place(layout.source(0) + k * size, message(ctx, size, ctx.rank, 0, k))
+    ctx.barrier()
+    if ctx.rank == 1:
+        ctx.stop(0, 0.2)
+    if ctx.rank:
+        for k in range(n):
+            at = k * size
+            b.channel().put_signal(0, layout.source(0) + at, layout.landing(ctx.rank) + at, size, ctx.rank)
+        b.quiet(0, clause="PRG-3")
+    ctx.barrier()
+    if not ctx.rank:
+        for source in range(1, ctx.size):
+            ctx.check_equal(b.comm.read_signal(source), n, "SIG-1", "signals to a rank that stood still are missing")
+            b.expect_signal(source, n)
+            for k in range(n):
+                want = message(ctx, size, source, 0, k)
+                b.compare(layout.landing(source) + k * size, want, "SIG-3", "a put to it is missing", k=k)
+                b.expect(layout.landing(source) + k * size, want)
+    ctx.check_equal(sorted(b.comm.lost), [], "PRG-3", "a rank that stood still for a moment counts as lost")
+
+
+@case("prg1.caller_drives", clauses=("PRG-1", "SIG-1"), ranks=(1, 2), needs=CALLER, comm={"progress": "caller"})
 def caller_drives(ctx: Context) -> None:
     """Without threads of the library's own, its progress call and its waits move everything."""
     b = ctx.bench
@@ -138,20 +208,36 @@ def _starvation(ctx: Context, busy: tuple[int, ...], quiet_one: int, same_target
 
 
 # Rings longer than what a proxy may have outstanding of one: they are empty only once most of it has been executed.
-@case("prg2.last_channel", clauses=("PRG-2",), ranks=(3,), comm={"channels": 3, "ring_log2": 13, "progress": "caller"})
+@case(
+    "prg2.last_channel",
+    clauses=("PRG-2",),
+    ranks=(3,),
+    needs=("caller",),
+    comm={"progress": "caller", "channels": 3, "ring_log2": 13},
+)
 def last_channel(ctx: Context) -> None:
     """With all others full, a command on the last channel to another rank is served within a quarter of a lap."""
     _starvation(ctx, (0, 1), 2, same_target=False)
 
 
-@case("prg2.first_channel", clauses=("PRG-2",), ranks=(2,), comm={"channels": 3, "ring_log2": 11, "progress": "caller"})
+@case(
+    "prg2.first_channel",
+    clauses=("PRG-2",),
+    ranks=(2,),
+    needs=("caller",),
+    comm={"progress": "caller", "channels": 3, "ring_log2": 11},
+)
 def first_channel(ctx: Context) -> None:
     """The same for the first channel, to the rank that the others fill up."""
     _starvation(ctx, (1, 2), 0, same_target=True)
 
 
 @case(
-    "prg2.middle_channel", clauses=("PRG-2",), ranks=(2,), comm={"channels": 16, "ring_log2": 11, "progress": "caller"}
+    "prg2.middle_channel",
+    clauses=("PRG-2",),
+    ranks=(2,),
+    needs=("caller",),
+    comm={"progress": "caller", "channels": 16, "ring_log2": 11},
 )
 def middle_channel(ctx: Context) -> None:
     """The same for one of sixteen, which are full all but this one."""
@@ -222,7 +308,13 @@ def two_slots(ctx: Context) -> None:
     ctx.check_equal(b.channel().stats()["posted"], threads * n, "PRG-3", "more or fewer commands than were posted")
 
 
-@case("prg3.full_ring", clauses=("PRG-3", "SIG-1", "PUB-2"), ranks=(2,), comm={"progress": "caller", "ring_log2": 4})
+@case(
+    "prg3.full_ring",
+    clauses=("PRG-3", "SIG-1", "PUB-2"),
+    ranks=(2,),
+    needs=("caller",),
+    comm={"progress": "caller", "ring_log2": 4},
+)
 def full_ring(ctx: Context) -> None:
     """A full ring refuses who may not wait, takes nothing from it, and goes on once there is space."""
     b = ctx.bench
@@ -249,7 +341,13 @@ def full_ring(ctx: Context) -> None:
         b.expect_signal(k, 5)
 
 
-@case("prg3.gives_up", clauses=("PRG-3", "ERR-1"), ranks=(2,), comm={"progress": "caller", "ring_log2": 4})
+@case(
+    "prg3.gives_up",
+    clauses=("PRG-3", "ERR-1"),
+    ranks=(2,),
+    needs=("caller",),
+    comm={"progress": "caller", "ring_log2": 4},
+)
 def gives_up(ctx: Context) -> None:
     """A producer that gives up waiting closes its channel with an error; what was posted before is not overwritten."""
     b = ctx.bench
@@ -285,7 +383,7 @@ def gives_up(ctx: Context) -> None:
     "prg3.abort_ends_the_wait",
     clauses=("PRG-3", "ABT-1"),
     ranks=(1,),
-    needs=("threads",),
+    needs=("threads", "caller"),
     comm={"progress": "caller", "ring_log2": 2},
 )
 def abort_ends_the_wait(ctx: Context) -> None:

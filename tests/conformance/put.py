@@ -502,7 +502,7 @@ def self_alone(ctx: Context) -> None:
     _self_traffic(ctx)
 
 
-@case("put6.among_others", clauses=("PUT-6", "SIG-1"), ranks=(3,), weak=True)
+@case("put6.among_others", clauses=("PUT-6", "SIG-1"), ranks=(3,), weak=True, many_writers=True)
 def self_among_others(ctx: Context) -> None:
     """The own rank as a target while the others are targets too."""
     b = ctx.bench
@@ -514,14 +514,12 @@ def self_among_others(ctx: Context) -> None:
     b.expect_signal(9, 50)
 
 
-@case("put7.two_epochs_back", clauses=("PUT-7", "SIG-1", "SIG-3"), weak=True)
-def two_epochs_back(ctx: Context) -> None:
-    """A slot is written again once its put of two epochs before is complete and was read: each epoch is read whole."""
+def _two_epochs_back(ctx: Context, epochs: int) -> None:
     b = ctx.bench
     to, source = neighbours(ctx)
     layout = Layout(b)
     ch = b.channel()
-    size, epochs, slots = 2048, 150, 2
+    size, slots = 2048, 2
     tickets = []
     for k in range(epochs):
         if k >= slots:
@@ -539,6 +537,64 @@ def two_epochs_back(ctx: Context) -> None:
         ch.signal(source, 1)
         b.expect_signal(0)
     b.expect_signal(1, epochs)
+
+
+@case("put7.two_epochs_back", clauses=("PUT-7", "SIG-1", "SIG-3"), weak=True)
+def two_epochs_back(ctx: Context) -> None:
+    """A slot is written again once its put of two epochs before is complete and was read: each epoch is read whole."""
+    _two_epochs_back(ctx, 150)
+
+
+# A NIC that may place a payload again, and reads it again for that, until it has given the completion.
+_TWICE = {"backend_options": "dup_write=50"}
+
+
+@case("put7.placed_twice", clauses=("PUT-7", "SIG-1", "SIG-3"), needs=("faults",), comm=_TWICE, weak=True)
+def placed_twice(ctx: Context) -> None:
+    """The same on a NIC that places every other payload twice."""
+    _two_epochs_back(ctx, 100)
+
+
+@case(
+    "put7.complete_is_final",
+    clauses=("PUT-7", "PUT-3", "QUI-1"),
+    needs=("faults",),
+    comm={**_TWICE, "heap_bytes": 2 << 20},
+    weak=True,
+)
+def complete_is_final(ctx: Context) -> None:
+    """After quiet neither a changed source nor bytes that the target has written since are seen to change back."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    size, n = 1024, 12
+    for r in range(12):
+        for k in range(n):
+            b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, r * n + k))
+            ch.put(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size)
+        b.quiet(0)
+        for k in range(n):
+            b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, -1))
+        ctx.barrier()
+        for k in range(n):
+            at, want = layout.landing(source) + k * size, message(ctx, size, source, ctx.rank, r * n + k)
+            b.compare(at, want, "QUI-1", "quiet is over and a put is not there", round=r, k=k)
+            b.place(at, message(ctx, size, ctx.rank, ctx.rank, r))  # the slot is the reader's again
+        # Traffic of others, for the NIC to have time in.
+        for _ in range(4):
+            ch.signal(to, 2).wait()
+            b.expect_signal(2)
+        for k in range(n):
+            b.compare(
+                layout.landing(source) + k * size,
+                message(ctx, size, ctx.rank, ctx.rank, r),
+                "PUT-7",
+                "bytes of a put arrived again after it was complete",
+                round=r,
+                k=k,
+            )
+        ctx.barrier()
 
 
 @case(

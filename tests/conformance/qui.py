@@ -473,3 +473,37 @@ def signals_of_a_batch(ctx: Context) -> None:
                 round=r,
             )
         ctx.barrier()
+
+
+@case("qui1.small_puts", clauses=("QUI-1", "PUT-4"), ranks=(2,), comm={"granularity": 4}, weak=True)
+def small_puts(ctx: Context) -> None:
+    """Puts of 4 to 300 bytes, each alone and then quiet: those that a NIC takes along in the command count too (E5)."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    for k, n in enumerate(range(4, 301, 4)):
+        at = k * 512
+        b.place(layout.source(to) + at, message(ctx, n, ctx.rank, to, k))
+        b.channel().put(to, layout.source(to) + at, layout.landing(ctx.rank) + at, n)
+        b.quiet(0)
+        ctx.barrier()
+        want = message(ctx, n, source, ctx.rank, k)
+        b.compare(layout.landing(source) + at, want, "QUI-1", "quiet is over and a small put is not there", size=n)
+        b.expect(layout.landing(source) + at, want)
+
+
+@case("qui1.epochs_and_barriers", clauses=("QUI-1", "PUT-5"), ranks=(4, 8), weak=True)
+def epochs_and_barriers(ctx: Context) -> None:
+    """Put the epoch to the right neighbour, quiet, the library's barrier: the own cell is current (row A11)."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    for epoch in range(100):
+        b.place(layout.source(to), message(ctx, 16, ctx.rank, to, epoch))
+        b.channel().put(to, layout.source(to), layout.landing(ctx.rank), 16)
+        b.quiet()
+        b.comm.barrier()
+        want = message(ctx, 16, source, ctx.rank, epoch)
+        b.compare(layout.landing(source), want, "QUI-1", "behind a barrier the cell is not current", epoch=epoch)
+        b.expect(layout.landing(source), want)
+        b.comm.barrier()

@@ -80,18 +80,19 @@ class Bench:
 
     def verify(self) -> None:
         """Everything that nobody announced is as it was."""
-        for slot, want in enumerate(self.words):
-            if slot in self._loose_words:
-                continue
-            got = self.comm.read_signal(slot)
-            self.ctx.check(
-                got == want,
-                "SIG-1",
-                f"signal word {slot} holds another sum than was added to it",
-                communicator=self.name,
-                got=got,
-                want=want,
-            )
+        with self.ctx.link.still():
+            for slot, want in enumerate(self.words):
+                if slot in self._loose_words:
+                    continue
+                got = self.comm.read_signal(slot)
+                self.ctx.check(
+                    got == want,
+                    "SIG-1",
+                    f"signal word {slot} holds another sum than was added to it",
+                    communicator=self.name,
+                    got=got,
+                    want=want,
+                )
         if self.shadow is None:
             return
         for offset, nbytes in self._loose:

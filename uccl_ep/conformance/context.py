@@ -32,6 +32,9 @@ DEFAULT_SIGNALS = 64
 class Link(Protocol):
     """How a rank reaches the others, out of band: what a lane provides."""
 
+    pace: float  # how long a moment is, against one of a machine
+    patience: float  # how much longer a case may take
+
     def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]: ...
     def kill(self, rank: int) -> None: ...
     def stop(self, rank: int, resume_after: float | None = None) -> None: ...
@@ -39,6 +42,7 @@ class Link(Protocol):
     def now(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...
     def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]: ...
+    def still(self) -> contextlib.AbstractContextManager[None]: ...
     def inject(self, fault: str) -> None: ...
     def run_group(
         self, ctx: Context, size: int, function: Callable[[Context], None], deadline: float | None
@@ -91,7 +95,7 @@ class Context:
         # The same on every rank: for choices that all must make alike.
         self.shared_rng = np.random.default_rng(patterns.key_of((seed, case.id, "shared")))
         self.timeout = 10.0 * time_scale
-        self.deadline = link.now() + case.timeout * time_scale
+        self.deadline = link.now() + case.timeout * time_scale * link.patience
         self.time_scale = time_scale
         self.checks = 0
         self._check_lock = threading.Lock()
@@ -239,6 +243,10 @@ class Context:
 
     def sleep(self, seconds: float) -> None:
         self.link.sleep(seconds)
+
+    def moment(self, seconds: float) -> float:
+        """So long on a machine, as this lane's clock counts it: for something to happen in the middle of traffic."""
+        return seconds * self.link.pace
 
     def until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Ask until it is true or time is over; what it came to."""

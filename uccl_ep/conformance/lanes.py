@@ -25,7 +25,7 @@ LANES: Mapping[str, Lane] = {
     "shm": Lane(
         name="shm",
         title="real processes on one machine",
-        provides=frozenset({"threads", "kill", "stop", "nested", "processes"}),
+        provides=frozenset({"threads", "caller", "kill", "stop", "nested", "processes"}),
         cannot_prove=(
             "Performance: times here are those of this machine's CPU and its load.",
             "What a NIC's firmware does, and anything on a wire: loss, retransmission, reordering between hosts.",

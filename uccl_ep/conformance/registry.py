@@ -94,7 +94,7 @@ class Case:
     timeout: float = 20.0  # seconds, for the whole case
     comm: Mapping[str, Any] = field(default_factory=dict)  # overrides of the communicator's options
     weak: bool = False  # also run against the weakest promises, or with other strategies (SIG-7)
-    single_writer: bool = False  # one rank adds to each signal word: it can also run with sender_hold_sum
+    many_writers: bool = False  # several ranks add to one signal word: not for sender_hold_sum
     variant: str = ""
 
     @property
@@ -119,6 +119,7 @@ class RegistryError(SuiteError):
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "threads": "ctx.spawn",
+        "caller": "progress='caller': nothing moves but in calls of the rank",
         "kill": "ctx.kill: a rank dies",
         "stop": "ctx.stop, ctx.resume: a rank does not run for a while",
         "nested": "ctx.run_group: ranks of their own",
@@ -142,7 +143,7 @@ def case(
     timeout: float = 20.0,
     comm: Mapping[str, Any] | None = None,
     weak: bool = False,
-    single_writer: bool = False,
+    many_writers: bool = False,
 ) -> Callable[[CaseFunction], CaseFunction]:
     """Declare a case. `ranks`: numbers of ranks that it can run with; `weak`: run it again on the weakest promises."""
     unknown = [c for c in clauses if c not in CLAUSES]
@@ -167,7 +168,7 @@ def case(
             timeout,
             dict(comm or {}),
             weak,
-            single_writer,
+            many_writers,
         )
         return function
 

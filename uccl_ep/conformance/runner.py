@@ -135,6 +135,8 @@ def backend_arguments(options: Options) -> dict[str, Any]:
         arguments["backend_options"] = options.backend_options
     if options.strategy != "auto":
         arguments["strategy"] = options.strategy
+        if options.strategy == _SUMS:
+            arguments["single_writer"] = True
     return arguments
 
 
@@ -240,7 +242,7 @@ _SUMS = "sender_hold_sum"
 def _with_strategy(case: Case, strategy: str) -> Case | None:
     if strategy != _SUMS:
         return replace(case.as_variant(strategy, {"strategy": strategy}), level="full")
-    if not case.single_writer:
+    if case.many_writers:
         return None
     return replace(case.as_variant(strategy, {"strategy": strategy, "single_writer": True}), level="full")
 

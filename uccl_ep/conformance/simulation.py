@@ -7,6 +7,7 @@ one that must pass costs a few thousand turns. The same seed gives the same run,
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -47,6 +48,10 @@ class Outcome:
 class SimLink:
     """context.Link for a fiber: the other ranks, time and death are the world's."""
 
+    # A microsecond of a world is some turns, and costs more than one of the machine; seconds of silence cost nothing.
+    pace = 0.02
+    patience = 20.0
+
     def __init__(self, simulation: Simulation, rank: int) -> None:
         self._simulation, self._rank = simulation, rank
         self._world = simulation.world
@@ -85,6 +90,9 @@ class SimLink:
 
     def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]:
         return self._world.spawn(self._rank, function).join
+
+    def still(self) -> contextlib.AbstractContextManager[None]:
+        return self._world.still()
 
     def inject(self, fault: str) -> None:
         self._world.inject(fault)
@@ -147,6 +155,9 @@ class Simulation:
                 seed=seed,
                 backend={
                     **backend,
+                    "device": setup.profile,
+                    # Silence is found out before a wait runs into its own deadline: of two at one time either may win.
+                    "peer_timeout": 5.0 * time_scale,
                     "backend_options": self.world.backend_options(rank),
                     "driver": self.world.driver(rank),
                 },
@@ -215,7 +226,8 @@ def run_world(
     simulation = Simulation(case, size, seed=seed, setup=setup, backend=backend, time_scale=time_scale)
     outcome = simulation.run()
     contexts = simulation.contexts
-    if outcome.status == "pass" and "killed" not in simulation.ranks:
+    # Threads of the dead stay where they were.
+    if outcome.status == "pass" and not World.deaths:
         ctx = contexts[0]
         status, detail = judge(case, ctx, lambda: check_left_behind(ctx, threads, descriptors))
         if status != "pass":

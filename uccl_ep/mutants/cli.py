@@ -46,7 +46,7 @@ def mutants(
     chosen = _choose(only or [])
     if list_mutants:
         for m in chosen:  # no table: a name must stand whole, however narrow the terminal, to be copied
-            console.print(Text.assemble((m.name, "bold"), f"  {m.clause}  {m.nic or 'no disturbance'}"), soft_wrap=True)
+            console.print(Text.assemble((m.name, "bold"), f"  {m.clause}  {m.ground}"), soft_wrap=True)
             console.print(Text(f"    {m.what}"), soft_wrap=True)
         console.print(f"{len(chosen)} mutants")
         return

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mutants. Those of the NIC are faults of the mutant backend (csrc/mutation), those of the core its fault points.
+"""The mutants. Those of the NIC are faults of the mutant backend (csrc/mutation) or knobs of a virtual NIC, those of
+the core its fault points, and programs are callers that rely on what the contract does not say.
 
-All run on a NIC with manners: it is slow, takes parts of batches, has no room at times. What is broken then shows for
-longer than an instant, and a suite that is clean on the same NIC without the fault has been shown to ask for no more
-than the contract.
+Those without a profile run on a NIC with manners: it is slow, takes parts of batches, has no room at times. What is
+broken then shows for longer than an instant, and a suite that is clean on the same NIC without the fault has been shown
+to ask for no more than the contract.
 """
 
 from __future__ import annotations
@@ -22,19 +23,38 @@ PROMPT = ""
 ABOUT_HANGING = frozenset({"PRG-1", "PRG-2", "PRG-3", "ERR-1", "ERR-5", "ABT-1", "QUI-3"})
 
 
+@dataclass(frozen=True, order=True)
+class Ground:
+    """What a mutant and its baseline run on."""
+
+    nic: str
+    profile: str = ""
+    strategy: str = "auto"  # asked for
+
+    def __str__(self) -> str:
+        words = [self.profile, self.nic, "" if self.strategy == "auto" else self.strategy]
+        return ", ".join(filter(None, words)) or "no disturbance"
+
+
 @dataclass(frozen=True)
 class Mutant:
-    place: str  # "nic" or "core"
+    place: str  # "nic", "core" or "program"
     fault: str  # its name there
     clause: str
     what: str
-    nic: str = SLOW
+    nic: str = SLOW  # options of the mutant backend; with a profile: knobs
     first: tuple[str, ...] = ()  # cases to begin with: saves time, decides nothing
     time_scale: float = 1.0  # of deadlines; less where the finding is that something takes for ever
+    profile: str = ""  # of a virtual NIC that must break it
+    strategy: str = "auto"
 
     @property
     def name(self) -> str:
-        return f"{self.place}.{self.fault}"
+        return f"{self.place}.{self.fault}" + (f"@{self.profile}" if self.profile else "")
+
+    @property
+    def ground(self) -> Ground:
+        return Ground(self.nic, self.profile, self.strategy)
 
 
 def _nic(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
@@ -43,6 +63,20 @@ def _nic(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_
 
 def _core(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
     return Mutant("core", fault, clause, what, nic, first, time_scale)
+
+
+def _virtual(
+    place: str,
+    fault: str,
+    clause: str,
+    what: str,
+    profile: str,
+    *first: str,
+    knobs: str = "",
+    strategy: str = "auto",
+    time_scale: float = 1.0,
+) -> Mutant:
+    return Mutant(place, fault, clause, what, knobs, first, time_scale, profile, strategy)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -142,9 +176,39 @@ MUTANTS: tuple[Mutant, ...] = (
     _core("words_kept", "ERR-6", "keeps the sums of signals over a reset", "err6.closed_until_reset"),
     _core("abort_ignored", "ABT-1", "does not look at the abort in waits", "abt1.final", time_scale=0.3),
     _core("abi_not_checked", "ABI-1", "takes a backend of any ABI", "abi1.other_version"),
+    # What is wrong on one NIC and right, or unseen, on another: each on the profile that breaks it.
+    _virtual("program", "flag_after_data", "PUT-5", "puts data, then a flag behind it, and polls the flag", "efa"),
+    _virtual("program", "source_changed_early", "PUT-3", "stores to a source once the target has the data", "efa3"),
+    _virtual("program", "target_rewritten_early", "PUT-7", "stores to a slot before its put is complete", "efa3"),
+    _virtual("core", "source_at_take", "PUT-3", "reports sources free when commands are taken", "efa3",
+             "put3.not_read_after_quiet_source"),
+    _virtual("core", "complete_at_submit", "PUT-7", "reports commands complete when they are submitted", "efa3",
+             "put7.complete_is_final"),
+    _virtual("core", "transmit_is_visible", "MEM-3", "takes what was transmitted for visible", "cxi",
+             "mem3.complete_is_visible"),
+    _virtual("core", "flush_skipped", "MEM-3", "adds signals without the flush that their payload needs", "efa",
+             "mem3.late_visibility"),
+    _virtual("core", "signal_not_held", "SIG-2", "does not hold a signal back until puts are visible", "cxi",
+             "sig2.chunks_in_order"),
+    _virtual("core", "strategy_unchecked", "SIG-2", "relies on order where relaxed ordering took it away",
+             "connectx-ro", "sig2.chunks_in_order"),
+    _virtual("core", "strategy_unchecked", "SIG-7", "adds by a NIC that has no adds", "pollara-noatomic",
+             "sig7.strategy"),
+    _virtual("core", "inflight_unlimited", "PRG-1", "does not keep to the NIC's bytes in flight", "thor2",
+             "prg1.bytes_in_flight"),
+    _virtual("core", "mailbox_unsequenced", "SIG-2", "adds a record when it comes, whatever is missing before it",
+             "efa", "sig2.chunks_in_order"),
+    _virtual("core", "return_word_ignored", "SIG-1", "takes what was sent to a mailbox for applied", "efa",
+             "qui1.signals_of_a_batch"),
+    _virtual("core", "two_sums_in_flight", "SIG-1", "stores the next sum while the last one is under way",
+             "strawman-min", "sig1.exact_sum", strategy="sender_hold_sum"),
+    _virtual("core", "one_bank", "SIG-6", "lets several NICs add to one word", "connectx", "sig4.many_proxies",
+             knobs="nics=4"),
+    _virtual("nic", "key32", "MEM-1", "cuts keys of 64 bits to 32", "cxi", "mem1.reached_by_all"),
+    _virtual("nic", "queues", "MEM-1", "gives queues that it does not have", "efa", "mem1.queues_of_a_nic"),
 )  # fmt: skip
 
 
 def by_name(name: str) -> list[Mutant]:
     """The mutants of a name, with or without its place."""
-    return [m for m in MUTANTS if name in (m.name, m.fault)]
+    return [m for m in MUTANTS if name in (m.name, m.name.partition("@")[0], m.fault)]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..paths import library_dir, mutation_dir
-from .registry import ABOUT_HANGING, Mutant
+from .registry import ABOUT_HANGING, Ground, Mutant
 from .worker import Job
 
 SCHEMA = "uccl_ep.mutants/1"
@@ -91,6 +91,7 @@ class Verdict:
             "by": self.by,
             "what": self.mutant.what,
             "nic": self.mutant.nic,
+            "profile": self.mutant.profile or None,
             "seeds": list(self.seeds),
             "seconds": round(self.seconds, 2),
             "kills": [asdict(k) for k in self.kills],
@@ -165,15 +166,15 @@ class _Workers:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            raise MutantsError(f"a worker did not end within {WORKER_SECONDS:g} s: {job.nic}, {job.clause}") from None
+            raise MutantsError(
+                f"a worker did not end within {WORKER_SECONDS:g} s: {job.ground}, {job.clause}"
+            ) from None
         finally:
             with self._lock:
                 self._running.discard(process)
         if process.returncode:
             last = err.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-            raise MutantsError(
-                f"a worker broke ({job.nic or 'no disturbance'}, fault point {fault_point!r}): {last[0]}"
-            )
+            raise MutantsError(f"a worker broke ({job.ground}, fault point {fault_point!r}): {last[0]}")
         for line in out.splitlines():
             yield json.loads(line)
 
@@ -182,13 +183,15 @@ class _Workers:
 class _Surroundings:
     """What a mutant and its baseline have in common."""
 
-    nic: str
+    ground: Ground
     core: bool  # the mutation core
     time_scale: float
+    program: str
 
     @staticmethod
     def of(mutant: Mutant) -> _Surroundings:
-        return _Surroundings(mutant.nic, mutant.place == "core", mutant.time_scale)
+        program = mutant.fault if mutant.place == "program" else ""
+        return _Surroundings(mutant.ground, mutant.place == "core", mutant.time_scale, program)
 
 
 def _check_installed() -> None:
@@ -204,12 +207,12 @@ def run(mutants: Sequence[Mutant], seeds: Sequence[int], *, jobs: int, progress:
     verdicts = {m.name: Verdict(m, tuple(seeds)) for m in mutants}
     # The workers end first, or the pool would wait for them.
     with ThreadPoolExecutor(jobs) as pool, _Workers() as workers:
-        nics = _look(workers, pool, sorted({m.nic for m in mutants}), seeds[0])
+        nics = _look(workers, pool, sorted({m.ground for m in mutants}), seeds[0])
 
         def hunt(mutant: Mutant) -> Verdict:
             verdict = verdicts[mutant.name]
             start = time.monotonic()
-            _hunt(workers, verdict, nics[mutant.nic])
+            _hunt(workers, verdict, nics[mutant.ground])
             verdict.seconds = time.monotonic() - start
             return verdict
 
@@ -220,20 +223,22 @@ def run(mutants: Sequence[Mutant], seeds: Sequence[int], *, jobs: int, progress:
 
 
 def _look(
-    workers: _Workers, pool: ThreadPoolExecutor, nics: Sequence[str], seed: int
-) -> dict[str, tuple[dict[str, Any], str]]:
+    workers: _Workers, pool: ThreadPoolExecutor, grounds: Sequence[Ground], seed: int
+) -> dict[Ground, tuple[dict[str, Any], str]]:
     """Promises and strategy of each unbroken NIC: what cases may ask for must not depend on what is broken."""
 
-    def look(nic: str) -> tuple[dict[str, Any], str]:
-        (found,) = workers.run(Job(nic, (seed,)), None)
+    def look(ground: Ground) -> tuple[dict[str, Any], str]:
+        (found,) = workers.run(Job(ground.nic, (seed,), profile=ground.profile, asked=ground.strategy), None)
         return found["capabilities"], found["strategy"]
 
-    return dict(zip(nics, pool.map(look, nics), strict=True))
+    return dict(zip(grounds, pool.map(look, grounds), strict=True))
 
 
 def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) -> None:
     mutant = verdict.mutant
-    broken = ",".join(filter(None, (mutant.nic, f"fault={mutant.fault}"))) if mutant.place == "nic" else mutant.nic
+    # Of a virtual NIC, one that is broken is a knob.
+    key = "broken" if mutant.profile else "fault"
+    broken = ",".join(filter(None, (mutant.nic, f"{key}={mutant.fault}"))) if mutant.place == "nic" else mutant.nic
     job = Job(
         broken,
         verdict.seeds,
@@ -243,6 +248,9 @@ def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) 
         time_scale=mutant.time_scale,
         capabilities=nic[0],
         strategy=nic[1],
+        profile=mutant.profile,
+        asked=mutant.strategy,
+        program=mutant.fault if mutant.place == "program" else "",
     )
     try:
         for line in workers.run(job, mutant.fault if mutant.place == "core" else None):
@@ -258,7 +266,7 @@ def _baselines(
     workers: _Workers,
     pool: ThreadPoolExecutor,
     verdicts: Sequence[Verdict],
-    nics: dict[str, tuple[dict[str, Any], str]],
+    nics: dict[Ground, tuple[dict[str, Any], str]],
     jobs: int,
     progress: Progress,
 ) -> None:
@@ -279,15 +287,18 @@ def _baselines(
 
     def check(part: tuple[_Surroundings, list[tuple[str, int]]]) -> int:
         where, keys = part
-        capabilities, strategy = nics[where.nic]
+        capabilities, strategy = nics[where.ground]
         seeds = tuple(sorted({seed for _, seed in keys}))
         job = Job(
-            where.nic,
+            where.ground.nic,
             seeds,
             cases=tuple(keys),
             time_scale=where.time_scale,
             capabilities=capabilities,
             strategy=strategy,
+            profile=where.ground.profile,
+            asked=where.ground.strategy,
+            program=where.program,
         )
         for line in workers.run(job, "" if where.core else None):
             for kill in wanted[where][line["case"], line["seed"]]:

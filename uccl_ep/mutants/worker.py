@@ -18,13 +18,15 @@ from ..conformance import runner
 from ..conformance.registry import Case
 from ..conformance.results import CaseResult
 from ..paths import library_dir
+from . import programs
+from .registry import Ground
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Job:
-    nic: str  # options of the mutant backend, but for the seed
+    nic: str  # options of the mutant backend, but for the seed; with a profile: knobs
     seeds: tuple[int, ...]
     clause: str = ""  # run the cases that cite it, until one kills; "": look at the NIC, or run `cases`
     first: tuple[str, ...] = ()
@@ -33,6 +35,13 @@ class Job:
     time_scale: float = 1.0
     capabilities: dict[str, Any] | None = None  # as a look at the unbroken NIC found them
     strategy: str = ""
+    profile: str = ""  # of a virtual NIC
+    asked: str = "auto"  # the strategy to ask for
+    program: str = ""  # instead of cases: the wrong caller; in a baseline, the right one
+
+    @property
+    def ground(self) -> Ground:
+        return Ground(self.nic, self.profile, self.asked)
 
     @staticmethod
     def from_json(text: str) -> Job:
@@ -52,9 +61,22 @@ def is_kill(result: CaseResult, hanging: bool) -> bool:
 
 
 def _options(job: Job, seed: int) -> runner.Options:
+    if job.profile:
+        return runner.Options(
+            backend="sim",
+            profile=job.profile,
+            backend_options=job.nic,
+            strategy=job.asked,
+            level="full",
+            seed=seed,
+            clauses=(job.clause,) if job.clause else (),
+            variants=False,
+            time_scale=job.time_scale,
+        )
     return runner.Options(
         library=library_dir() / "libuccl_ep_backend_mutant.so",
         backend_options=",".join(filter(None, (job.nic, f"seed={seed}"))),
+        strategy=job.asked,
         level="full",
         seed=seed,
         clauses=(job.clause,) if job.clause else (),
@@ -84,6 +106,8 @@ def _run(case: Case, job: Job, seed: int) -> bool:
 
 def _cases(job: Job, seed: int) -> list[Case]:
     options = _options(job, seed)
+    if job.program:
+        return [programs.case_of(job.program, wrong=bool(job.clause))]
     return runner.plan(options, runner.check(options), job.strategy)[0]
 
 

@@ -4,7 +4,7 @@
     from uccl_ep.simulator import run
 
     def rank(comm):
-        comm.channel().signal((comm.rank + 1) % comm.size, 0)
+        comm.channel(0).signal((comm.rank + 1) % comm.size, 0)
         return comm.wait_signal(0, 1)
 
     assert run(rank, ranks=4, profile="efa", seed=1) == [1, 1, 1, 1]
@@ -52,6 +52,7 @@ def run(
                 with Communicator(
                     WorldBootstrap(meeting, rank),
                     backend="sim",
+                    device=profile,
                     backend_options=world.backend_options(rank),
                     driver=world.driver(rank),
                     **options,

@@ -14,10 +14,11 @@ block any other way, and a run is a function of profile, knobs, faults, seed and
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import errors
@@ -90,6 +91,8 @@ class Fiber:
 
 
 class World:
+    deaths = 0  # of ranks, in all worlds of this process
+
     def __init__(
         self,
         ranks: int,
@@ -110,11 +113,13 @@ class World:
         if not 0 <= seed < 1 << 64:
             raise errors.CommandError(f"a seed is a number of 64 bits, not {seed}")
         config = ffi.new("uccl_ep_sim_config *")
-        strings = [ffi.new("char[]", text.encode()) for text in (profile, _options(knobs), ";".join(faults))]
+        # The first fiber starts the others, see start().
+        changes = ",".join(filter(None, ("fibers=1", _options(knobs))))
+        strings = [ffi.new("char[]", text.encode()) for text in (profile, changes, ";".join(faults))]
         scripted = ffi.new("uint32_t[]", list(choices))
         config.size, config.ranks, config.seed = ffi.sizeof("uccl_ep_sim_config"), ranks, seed
         config.profile = strings[0]
-        config.knobs = strings[1] if knobs else ffi.NULL
+        config.knobs = strings[1]
         config.faults = strings[2] if faults else ffi.NULL
         config.choices, config.n_choices = scripted, len(choices)
         config.first_later, config.trace_lines = int(first_later), trace_lines
@@ -159,9 +164,19 @@ class World:
         return self.now_ns() * 1e-9
 
     def turn(self) -> None:
-        """Let others run until it is this fiber's turn again. Outside of fibers: nothing."""
+        """Let others run until it is this fiber's turn again. Outside of fibers, and in still(): nothing."""
         if getattr(self._local, "fiber", False):
             self._yield(self._world)
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Polls in the body take no turns: many looks at one moment."""
+        before = getattr(self._local, "fiber", False)
+        self._local.fiber = False
+        try:
+            yield
+        finally:
+            self._local.fiber = before
 
     def sleep(self, seconds: float) -> None:
         end = self.now_ns() + int(seconds * 1e9)
@@ -249,6 +264,7 @@ class World:
         if not self.alive(rank):
             return
         self._killed = True
+        World.deaths += 1
         self._sim.kill(self._world, rank)
         for handle in self.driver(rank).handles:
             handle.abandon()

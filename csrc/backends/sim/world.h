@@ -6,7 +6,6 @@
 #define UCCL_EP_SIM_WORLD_H
 
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdbool.h>
 
 #include "sim.h"
@@ -27,9 +26,9 @@ struct runner {
     uint32_t (*step)(void *context);
     void *context;
     uint32_t proxy;
-    sem_t turn;       /* fibers: posted when the baton comes */
+    pthread_cond_t turn; /* fibers */
+    bool holds_baton;
     uint64_t entered; /* how many had entered before */
-    bool dead;        /* of an incarnation of its rank that was killed */
 };
 
 struct rank {
