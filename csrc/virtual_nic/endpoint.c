@@ -125,7 +125,7 @@ bool vnic_disconnect(struct vnic_endpoint *e, uint32_t peer) {
         note(f, NOTE_DISCONNECT, e->rank, peer, 0, 0, 0);
         conn->state = CONN_DRAINING;
         /* What is on the wire may still land; then no more. */
-        event_timer(f, EVENT_DRAINED, 2 * e->nic->knobs.delay, NULL, conn);
+        event_add(f, EVENT_DRAINED, 2 * e->nic->knobs.delay, NULL, conn);
     }
     if (conn->state != CONN_DOWN) return false;
     e->remote[peer] = VNIC_NO_ENDPOINT;

@@ -281,20 +281,50 @@ struct vnic_endpoint *endpoint_of(const struct vnic_fabric *f, uint32_t id);
 void cq_push(struct vnic_endpoint *e, const struct record *r, bool may_cover);
 void wake(struct vnic_fabric *f, uint32_t rank);
 
-/* work.c */
-void kick(struct conn *conn);
+/* op.c */
 void op_release(struct op *op);
-void op_piece_visible(struct op *op, uint8_t piece);
-/* The op's target went away while its bytes were on the way. */
-void op_lost(struct op *op);
-/* Behind an error of the queue: what is outstanding is flushed. */
-void conn_error(struct conn *conn);
-/* Everything of the connection ends here, without completions. */
-void conn_drop(struct conn *conn);
-/* What is on the wire needs its source no longer. */
+struct vnic_endpoint *op_target(const struct op *op); /* NULL: it is not there, or its NIC does not work */
+bool op_local_ok(const struct op *op);
+struct vnic_region *op_remote_region(const struct op *op, const struct vnic_endpoint *target, uint64_t *offset);
+void op_read_ahead(struct op *op); /* its source is not needed any more afterwards */
 void conn_detach(struct conn *conn);
-void run_event(struct vnic_fabric *f, struct event *e);
+
+/* order.c */
+void kick(struct conn *conn); /* launch what may be launched */
+void op_enable(struct op *op);
+void op_queue(struct op **list, struct op *op);
+void op_give_resource(struct op *op);
+void op_executed(struct op *op);
+void op_seen(struct op *op);
+void op_piece_visible(struct op *op, uint8_t piece);
+void conn_unblock(struct conn *conn, const struct op *done, enum waits what, bool atomic);
+
+/* place.c */
+void op_enable_piece(struct op *op, uint8_t piece);
+void op_place(struct op *op, uint8_t piece);
+void op_place_again(struct op *op, uint8_t piece);
+void op_store_add(struct op *op);
 void next_add(struct vnic_nic *nic);
+void op_check_immediate(struct op *op);
+void op_deliver_immediate(struct op *op);
+
+/* complete.c */
+void op_check_ready(struct op *op);
+void op_fail(struct op *op, vnic_status status, int32_t vendor_code);
+void op_lost(struct op *op);        /* its target went away while its bytes were on the way */
+void conn_error(struct conn *conn); /* what is outstanding is flushed */
+void conn_drop(struct conn *conn);  /* everything of the connection ends here, without completions */
+void run_event(struct vnic_fabric *f, struct event *e);
+
+static inline const vnic_knobs *op_knobs(const struct op *op) {
+    return &op->endpoint->nic->knobs;
+}
+static inline bool op_is_write(const struct op *op) {
+    return op->kind == VNIC_WRITE || op->kind == VNIC_WRITE_IMM;
+}
+static inline uint8_t op_all_pieces(const struct op *op) {
+    return (uint8_t)((1u << op->pieces) - 1);
+}
 
 static inline const vnic_knobs *knobs_of(const struct conn *conn) {
     return &conn->endpoint->nic->knobs;

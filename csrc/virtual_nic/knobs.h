@@ -38,7 +38,7 @@ typedef enum vnic_vendor { VNIC_NVIDIA, VNIC_AMAZON, VNIC_BROADCOM, VNIC_PENSAND
     X(order_write_atomic, "bool", "an atomic is applied once the earlier writes to the peer are visible")              \
     X(order_write_imm, "bool", "an immediate is received once the earlier writes to the peer are visible")             \
     X(relaxed, "bool", "relaxed PCIe ordering or adaptive routing: takes write-write and write-imm order away")        \
-    X(ro_atomic_ordered, "bool", "relaxed takes the order of atomics behind writes not away")                          \
+    X(ro_atomic_ordered, "bool", "with relaxed=1: atomics still come behind earlier writes")                           \
     X(signals_strict, "bool", "signal words and payload lie in one memory, reached strictly in order")                 \
     X(completion_order, "any|in_order", "completions of one peer come in any order or in posting order")               \
     X(completion_level, "tx|ack|delivery",                                                                             \
@@ -48,7 +48,8 @@ typedef enum vnic_vendor { VNIC_NVIDIA, VNIC_AMAZON, VNIC_BROADCOM, VNIC_PENSAND
     X(visible_on_request, "bool", "a request may ask that its completion means visible")                               \
     X(visible_delay, "ns", "bytes may wait so long in the target's NIC before readers see them; 0: never")             \
     X(late_overwrite, "bool",                                                                                          \
-      "a completed write may become visible after one to the same bytes that was posted later")                        \
+      "a completed write may become visible after one to the same bytes that was posted later (not in strict "         \
+      "regions)")                                                                                                      \
     X(has_read, "bool", "reads exist")                                                                                 \
     X(read_flushes, "bool", "a read makes visible what the endpoint wrote to the peer before it")                      \
     X(flush_local, "bool", "the target can flush its own NIC")                                                         \
@@ -70,8 +71,9 @@ typedef enum vnic_vendor { VNIC_NVIDIA, VNIC_AMAZON, VNIC_BROADCOM, VNIC_PENSAND
     X(nics, "count", "NICs behind a device: endpoint i uses the i-th, modulo this")                                    \
     X(imm_bits, "bits", "width of an immediate; 0: there are none")                                                    \
     X(imm_consumes_rq, "bool", "an immediate takes a receive")                                                         \
-    X(unsolicited, "bool", "receives of immediates without a receive are switched on")                                 \
-    X(rnr, "none|retry|fail", "an immediate that finds no receive: is lost to an error at once, or after retries")     \
+    X(unsolicited, "bool", "immediates that need no receive are switched on")                                          \
+    X(rnr, "none|retry|fail",                                                                                          \
+      "an immediate that finds no receive comes again a few times, or fails at once (none: the same)")                 \
     X(rnr_retries, "count", "so many times")                                                                           \
     X(atomics, "none|nic|coherent", "64-bit adds: none; atomic within one NIC; against CPUs and other NICs too")       \
     X(responder_atomics, "count", "adds that a target takes at a time; 0: no limit known")                             \

@@ -28,6 +28,9 @@
     .place_order = VNIC_PLACE_STRICT, .order_write_write = 1, .order_write_atomic = 1, .order_write_imm = 1,           \
     .signals_strict = 1, .read_flushes = 1
 
+/* Where no order is known: an acknowledged write is in the NIC, and the next one may be sooner in memory. */
+#define UNORDERED .late_overwrite = 1
+
 /* rdma-core v65 providers/mlx5 and mlx5dv.h; limits: ibv_devinfo -v of a ConnectX-7 in openucx issue 10325. */
 #define CONNECTX                                                                                                       \
     RELIABLE_CONNECTION, TIMES, .fence_kind = VNIC_FENCE_ATOMICS, /* mlx5dv.h: waits for reads and atomics only */     \
@@ -39,19 +42,20 @@
 
 /* rdma-core v65 providers/efa, efa_io_defs.h; amzn-drivers SRD.txt; fi_efa(7). */
 #define EFA                                                                                                            \
-    TIMES, .completion_order = VNIC_COMPLETES_ANY, .completion_level = VNIC_LEVEL_ACK /* SRD: responder accepted */,   \
-           .has_read = 1, .flush_local = 1, .max_sge = 1, .max_msg = 1u << 30 /* max_rdma_size is queried; chosen */,  \
-           .max_wr = 4096 /* LLQ of 512 KiB, 128-byte requests */, .max_cqe = 1u << 20 /* queried; chosen */,          \
-           .max_qp = 256 /* libfabric issue 9356 */, .srq = 1 /* one receive queue of the one QP */, .imm_bits = 32,   \
-           .rnr = VNIC_RNR_RETRY /* RNR_RETRY capability */, .rnr_retries = 7, .needs_target_ah = 1 /* fi_efa(7) */,   \
-           .addr_mode = VNIC_ADDRESS_VIRTUAL, .key_bits = 32, .error_scope = VNIC_ERROR_WR /* the QP stays in RTS */,  \
-           .dead_peer = VNIC_SILENCE_TIMEOUT, .retry_ns = 1000 * MILLISECONDS /* status 13; chosen */,                 \
-           .own_memory = 1, .vendor = VNIC_AMAZON
+    TIMES, UNORDERED,                                                                                                  \
+        .completion_order = VNIC_COMPLETES_ANY, .completion_level = VNIC_LEVEL_ACK /* SRD: responder accepted */,      \
+        .has_read = 1, .flush_local = 1, .max_sge = 1, .max_msg = 1u << 30 /* max_rdma_size is queried; chosen */,     \
+        .max_wr = 4096 /* LLQ of 512 KiB, 128-byte requests */, .max_cqe = 1u << 20 /* queried; chosen */,             \
+        .max_qp = 256 /* libfabric issue 9356 */, .srq = 1 /* one receive queue of the one QP */, .imm_bits = 32,      \
+        .rnr = VNIC_RNR_RETRY /* RNR_RETRY capability */, .rnr_retries = 7, .needs_target_ah = 1 /* fi_efa(7) */,      \
+        .addr_mode = VNIC_ADDRESS_VIRTUAL, .key_bits = 32, .error_scope = VNIC_ERROR_WR /* the QP stays in RTS */,     \
+        .dead_peer = VNIC_SILENCE_TIMEOUT, .retry_ns = 1000 * MILLISECONDS /* status 13; chosen */, .own_memory = 1,   \
+        .vendor = VNIC_AMAZON
 
 /* rdma-core v61 providers/ionic, kernel ionic_rdma. Multipath spraying: order at the responder is not documented, so
  * none is set; completions are in order (message sequence numbers). */
 #define POLLARA                                                                                                        \
-    RELIABLE_CONNECTION, TIMES,                                                                                        \
+    RELIABLE_CONNECTION, TIMES, UNORDERED,                                                                             \
         .cqe_cumulative = 1 /* send-MSN completions */, .fence_kind = VNIC_FENCE_ATOMICS,                              \
         .max_inline = 32 /* 64-byte stride */, .max_sge = 8, .max_msg = 1u << 31, .max_wr = 65535, .max_cqe = 65435,   \
         .flush_by = VNIC_FLUSH_PROVIDER, .retry_exc_inflight_bytes = 2097152 /* UCCL_IB_MAX_INFLIGHT_BYTES */,         \
@@ -71,8 +75,8 @@ static const vnic_profile profiles[] = {
      "28.x",
      /* ibv_reg_mr(3): writes are no longer ordered, completions imply visibility of prior data; nccl issue 2210:
       * atomics are not taken to be ordered behind them. */
-     {CONNECTX, .relaxed = 1, .ro_atomic_ordered = 0, .place_order = VNIC_PLACE_NONE, .order_write_atomic = 1,
-      .order_write_imm = 1, .imm_visible = 1}},
+     {CONNECTX, UNORDERED, .relaxed = 1, .ro_atomic_ordered = 0, .place_order = VNIC_PLACE_NONE,
+      .order_write_atomic = 1, .order_write_imm = 1, .imm_visible = 1}},
     {"efa",
      "AWS EFA, second generation (p5): SRD, no order at all, no atomics",
      "Amazon",
@@ -136,6 +140,7 @@ static const vnic_profile profiles[] = {
      "SHS",
      /* fi_cxi(7), libfabric prov/cxi; fence+delivery: chapel PR 24880, opt-in here by fence_kind=delivered. */
      {TIMES,
+      UNORDERED,
       .place_order = VNIC_PLACE_NONE,
       .completion_order = VNIC_COMPLETES_ANY,
       .completion_level = VNIC_LEVEL_TX,

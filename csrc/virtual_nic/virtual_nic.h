@@ -133,6 +133,7 @@ typedef struct vnic_region {
     uint32_t id, rank;
     uint32_t tag;    /* the owner's own name for it */
     bool by_address; /* remote addresses are the target's, not offsets */
+    bool strict;     /* registered without relaxed ordering: late_overwrite does not concern it; the owner sets it */
     bool alive;
 } vnic_region;
 

@@ -146,8 +146,10 @@ static void *sim_main(void *argument) {
     return NULL;
 }
 
-/* Run `body` on every rank of the world, each a fiber. */
-static inline void sim_run(uccl_ep_sim_world *world, uint32_t size, void (*body)(sim_rank *, void *), void *argument) {
+/* Run `body` on every rank of the world, each a fiber. The threads of ranks in `killed` (a bit each) end when the world
+ * is closed: with such, that is done here. */
+static inline void sim_run_killing(uccl_ep_sim_world *world, uint32_t size, void (*body)(sim_rank *, void *),
+                                   void *argument, uint64_t killed) {
     sim_group group = {.world = world, .size = size};
     pthread_t *threads = calloc(size, sizeof *threads);
     sim_start *starts = calloc(size, sizeof *starts);
@@ -159,20 +161,38 @@ static inline void sim_run(uccl_ep_sim_world *world, uint32_t size, void (*body)
         starts[i] = (sim_start){{&group, i}, body, argument};
         CHECK_EQ(pthread_create(&threads[i], &attributes, sim_main, &starts[i]), 0);
     }
-    for (uint32_t i = 0; i < size; i++) pthread_join(threads[i], NULL);
+    for (uint32_t i = 0; i < size; i++)
+        if (i >= 64 || !(killed >> i & 1)) pthread_join(threads[i], NULL);
+    if (killed) SIM->world_close(world);
+    for (uint32_t i = 0; i < size && i < 64; i++)
+        if (killed >> i & 1) pthread_join(threads[i], NULL);
     pthread_attr_destroy(&attributes);
     free(threads);
     free(starts);
     free(group.all);
 }
 
-static inline uccl_ep_sim_world *sim_open(const char *profile, const char *knobs, uint32_t ranks, uint64_t seed) {
+static inline void sim_run(uccl_ep_sim_world *world, uint32_t size, void (*body)(sim_rank *, void *), void *argument) {
+    sim_run_killing(world, size, body, argument, 0);
+}
+
+static inline uccl_ep_sim_world *sim_open_with(const char *profile, const char *knobs, const char *faults,
+                                               uint32_t ranks, uint64_t seed) {
     char text[256] = "";
-    const uccl_ep_sim_config config = {
-        .size = sizeof config, .ranks = ranks, .profile = profile, .knobs = knobs, .seed = seed, .trace_lines = 64};
+    const uccl_ep_sim_config config = {.size = sizeof config,
+                                       .ranks = ranks,
+                                       .profile = profile,
+                                       .knobs = knobs,
+                                       .faults = faults,
+                                       .seed = seed,
+                                       .trace_lines = 64};
     uccl_ep_sim_world *world = SIM->world_open(&config, text);
     CHECK(world, "%s", text);
     return world;
+}
+
+static inline uccl_ep_sim_world *sim_open(const char *profile, const char *knobs, uint32_t ranks, uint64_t seed) {
+    return sim_open_with(profile, knobs, NULL, ranks, seed);
 }
 
 #define OK(call)                                                                                                       \

@@ -6,6 +6,7 @@
  * hands the baton to the fiber whose turn comes next. The first is let go once all ranks have entered, so that the
  * order does not hang on the machine's scheduler.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -19,16 +20,16 @@ static _Thread_local struct {
     struct runner *fiber;
 } self;
 
+/* With the lock. */
 static void hand_over(world *w, struct runner *next) {
     w->baton = next;
-    if (!next) return;
-    next->holds_baton = true;
-    pthread_cond_signal(&next->turn);
+    if (next) sem_post(&next->turn);
 }
 
-static void wait_for_baton(world *w, struct runner *me) {
-    while (!me->holds_baton) pthread_cond_wait(&me->turn, &w->lock);
-    me->holds_baton = false;
+/* Without the lock: who hands over must not be waited for by who gets it. */
+static void wait_for_baton(struct runner *me) {
+    while (sem_wait(&me->turn) && errno == EINTR) {
+    }
 }
 
 static uint32_t wanted(const world *w) {
@@ -62,7 +63,7 @@ void fiber_enter(world *w, uint32_t rank) {
         fputs("sim: out of memory for a fiber\n", stderr);
         abort();
     }
-    pthread_cond_init(&me->turn, NULL);
+    sem_init(&me->turn, 0, 0);
     me->entered = w->entries++;
     w->uses++;
     insert(w, me);
@@ -80,8 +81,8 @@ void fiber_enter(world *w, uint32_t rank) {
     } else if (w->started) {
         make_ready(w, me); /* by a thread that another fiber started, and waits for */
     }
-    wait_for_baton(w, me);
     pthread_mutex_unlock(&w->lock);
+    wait_for_baton(me);
 }
 
 /* The next fiber that may run. Called with the baton, and with the lock. */
@@ -90,7 +91,7 @@ static struct runner *next_fiber(world *w) {
     bool any = false;
     for (uint32_t i = 0; i < w->n_fibers; i++) {
         const struct rank *rank = &w->rank[w->fibers[i]->rank];
-        any |= !rank->dead && (!rank->paused || rank->paused_until != UINT64_MAX);
+        any |= !w->fibers[i]->dead && (!rank->paused || rank->paused_until != UINT64_MAX);
     }
     if (!any) return NULL; /* those that are left are dead, or stopped until somebody resumes them */
     bool idle;
@@ -121,11 +122,14 @@ void fiber_yield(void *context) {
     for (struct runner *r = w->rank[me->rank].runners; r; r = r->next_of_rank)
         if (r->kind == RUNNER_PROXY) make_ready(w, r);
     struct runner *next = next_fiber(w);
-    if (next != me) {
-        hand_over(w, next);
-        wait_for_baton(w, me);
+    if (next == me) {
+        pthread_mutex_unlock(&w->lock);
+        return;
     }
+    w->baton = next;
     pthread_mutex_unlock(&w->lock);
+    if (next) sem_post(&next->turn);
+    wait_for_baton(me);
 }
 
 void fiber_leave(world *w) {
@@ -138,7 +142,7 @@ void fiber_leave(world *w) {
     for (uint32_t i = 0; i < w->n_fibers; i++)
         if (w->fibers[i] != me) w->fibers[kept++] = w->fibers[i];
     w->n_fibers = kept;
-    pthread_cond_destroy(&me->turn);
+    sem_destroy(&me->turn);
     runner_remove(w, me);
     w->fibers_moved = true;
     hand_over(w, next_fiber(w));

@@ -278,6 +278,7 @@ static uccl_ep_status sim_region_register(uccl_ep_device *d, uccl_ep_region regi
         return fail(d->host, UCCL_EP_E_REGISTRATION, 0,
                     "a world takes %u registrations, and no more fit, or no memory is left: open a new world",
                     VNIC_MAX_REGIONS);
+    d->region[region]->strict = region != UCCL_EP_REGION_HEAP; /* backend.h: so they are to be registered */
     return UCCL_EP_OK;
 }
 

@@ -57,8 +57,7 @@ static void unregister_world(const world *w) {
 /* --------------------------------------------------------------------------------------------------- who is ready */
 
 void make_ready(world *w, struct runner *r) {
-    const struct rank *rank = &w->rank[r->rank];
-    if (r->ready || rank->dead || rank->paused) return;
+    if (r->ready || r->dead || w->rank[r->rank].paused) return;
     if (w->n_ready == w->room_ready) {
         const uint32_t room = w->room_ready ? 2 * w->room_ready : 64;
         struct runner **grown = realloc(w->ready, room * sizeof(*grown));
@@ -109,6 +108,7 @@ struct runner *runner_add(world *w, uint32_t rank, enum runner_kind kind) {
     if (!r) return NULL;
     r->kind = (uint8_t)kind;
     r->rank = rank;
+    r->dead = w->rank[rank].dead && !w->rank[rank].may_open;
     /* At the end, so that order is that of adding. */
     struct runner **link = &w->rank[rank].runners;
     while (*link) link = &(*link)->next_of_rank;
@@ -240,7 +240,10 @@ void rank_dies(world *w, uint32_t rank) {
     if (w->rank[rank].dead) return;
     w->rank[rank].dead = true;
     w->rank[rank].may_open = false;
-    for (struct runner *r = w->rank[rank].runners; r; r = r->next_of_rank) not_ready(w, r);
+    for (struct runner *r = w->rank[rank].runners; r; r = r->next_of_rank) {
+        r->dead = true;
+        not_ready(w, r);
+    }
     vnic_rank_dies(w->fabric, rank);
 }
 
@@ -280,7 +283,7 @@ static void free_world(world *w) {
         while (w->rank[i].runners) {
             struct runner *r = w->rank[i].runners;
             w->rank[i].runners = r->next_of_rank;
-            if (r->kind == RUNNER_FIBER) pthread_cond_destroy(&r->turn);
+            if (r->kind == RUNNER_FIBER) sem_destroy(&r->turn);
             free(r);
         }
     vnic_fabric_close(w->fabric);

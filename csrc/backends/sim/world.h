@@ -6,6 +6,7 @@
 #define UCCL_EP_SIM_WORLD_H
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdbool.h>
 
 #include "sim.h"
@@ -26,9 +27,9 @@ struct runner {
     uint32_t (*step)(void *context);
     void *context;
     uint32_t proxy;
-    pthread_cond_t turn; /* fibers */
-    bool holds_baton;
+    sem_t turn;       /* fibers: posted when the baton comes */
     uint64_t entered; /* how many had entered before */
+    bool dead;        /* of an incarnation of its rank that was killed */
 };
 
 struct rank {
