@@ -6,19 +6,20 @@
  * choices and then first alternatives; the next script differs in the last choice that has an alternative left.
  *
  * Reduction. Two schedules that differ only in the order of steps that do not meet end in the same state with the same
- * history. So a state is named by what happened before what: every part of the world has a running hash of the steps
- * that touched it, and a step's own name is mixed with the hashes of the parts that it touches. Parts are each rank
- * (its code, memory, proxies, completion queues), each rank's NIC (what it has under way), and the history. A rank's
- * turn touches the rank; a proxy's turn the rank, and its NIC if it submitted; an event of a NIC that NIC, and the rank
- * in whose memory or queue it shows; time, and turns that look at other ranks, everything. Where a rank does or sees
- * what the model is told of, the history is touched, so the order of those is never merged: the model judges by it. A
- * state that was named before is not gone on with: all that follows from it is looked at where it was first met.
+ * history. So a state is named by what happened before what: every rank has a running hash of the steps that touched
+ * it (its own and its proxies' turns; events of NICs that show in its completion queues, words and mailboxes), and a
+ * step's own name is mixed with the hashes of the ranks that it touches. Time, and turns that look at other ranks,
+ * touch all. What needs no order is summed up: pieces of payload at a NIC that keeps none, until the rank looks at its
+ * heap or its NIC is flushed; and what ranks see, until some rank's wait succeeds, since the model judges by the order
+ * of the two. A NIC's own state is what was submitted and which events have come. This counts on programs that keep
+ * their duties; for others every event touches both ranks and all that is told is kept in order. A state that was named
+ * before is not gone on with: all that follows from it is looked at where it was first met.
  *
  * A turn that finds nothing to do changes nothing: all that may come next may also come after it. So once a choice has
  * turned out to be such a turn, its other alternatives are left to the choices behind it.
  *
- * This needs the knob choose_run=1. With choose_run=0 turns go round, their order is part of the state and not of its
- * name, and nothing is merged.
+ * With the knob choose_run=0, events of NICs are the only choices: ranks and proxies go round until none of them finds
+ * anything to do, which loses no order of events, but leaves out that a rank is slow.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -70,7 +70,7 @@ struct runner {
     bool signalled[MAX_RANKS][MAX_SLOTS]; /* somebody added to that word, or may have */
     bool ended;
     uint64_t state[RUN_PARTS]; /* what touched each rank, its NIC and the history: see exhaustive.c */
-    uint64_t operations_seen;
+    uint64_t flushes_seen;
     bool ran; /* a rank or a proxy had its turn in this step */
     uint64_t events_seen;
     uint64_t progress; /* turns in which something was done */
@@ -376,15 +376,10 @@ static bool do_op(actor *a, const litmus_op *o) {
     }
 }
 
-/* A step named `label` touched these of the world's parts. What the model is told of meets in the history: a wait that
+/* What the model is told of meets in the history: a wait that
  * succeeded says something of all that is seen behind it, by whomever, so waits and sights are kept in their order;
  * sights among themselves are not. Posts and stores of a program that keeps its duties are behind what they follow by
  * their own rank's order or by what it saw. */
-#define RANK(i) (1u << (i))
-#define NIC(i) (1u << (MAX_RANKS + (i)))
-#define HISTORY (3u << (2 * MAX_RANKS))
-#define EVERYTHING ((1u << (2 * MAX_RANKS)) - 1) /* but the history */
-
 enum told { TOLD_NOTHING = 0, TOLD_SIGHT, TOLD_WAIT };
 
 static enum told tells(const litmus_op *o) {
@@ -405,19 +400,33 @@ static enum told tells(const litmus_op *o) {
     }
 }
 
-/* Sights are summed up, in whatever order, until a wait takes the sum into the history. */
-static void sight(runner *r, uint64_t label, uint32_t rank) {
-    const uint64_t h = mix(mix(label, r->state[rank]), r->state[2 * MAX_RANKS]);
-    r->state[rank] = h;
-    r->state[2 * MAX_RANKS + 1] += mix(h, 0x5167);
-}
+#define RANK(i) (1u << (i))
+#define NIC(i) (1u << (MAX_RANKS + (i)))
+#define EVERYTHING ((1u << (2 * MAX_RANKS)) - 1) /* but bytes and history */
+#define HISTORY (3u << (2 * MAX_RANKS))
+#define SIGHTS (2 * MAX_RANKS + 1)
+#define BYTES_AT(i) (2 * MAX_RANKS + 2 + (i))
 
+/* A step named `label` touched these of the world's parts. */
 static void touch(runner *r, uint64_t label, uint32_t parts) {
     uint64_t h = label;
     for (uint32_t i = 0; i < RUN_PARTS; i++)
         if (parts >> i & 1) h = mix(h ^ i, r->state[i]);
     for (uint32_t i = 0; i < RUN_PARTS; i++)
         if (parts >> i & 1) r->state[i] = h ^ i;
+}
+
+/* Sights are summed up, in whatever order, until a wait takes the sum into the history. */
+static void sight(runner *r, uint64_t label, uint32_t rank, bool of_bytes) {
+    uint64_t h = mix(mix(label, r->state[rank]), r->state[2 * MAX_RANKS]);
+    if (of_bytes) h = mix(h, r->state[BYTES_AT(rank)]);
+    r->state[rank] = h;
+    r->state[SIGHTS] += mix(h, 0x5167);
+}
+
+/* So are pieces of payload, until the rank looks, or its NIC is flushed. */
+static void bytes_seen(runner *r, uint32_t rank) {
+    r->state[rank] = mix(r->state[rank], r->state[BYTES_AT(rank)]);
 }
 
 uint32_t run_state(const runner *r, const uint64_t **hashes) {
@@ -467,7 +476,7 @@ static uint32_t actor_step(void *context) {
     else if (r->now == before)
         touch(r, 0xac7 + a->rank, RANK(a->rank));
     else if (tells(o) == TOLD_SIGHT)
-        sight(r, 0xac7 + a->rank, a->rank);
+        sight(r, 0xac7 + a->rank, a->rank, o->kind == OP_READ);
     else
         touch(r, 0xac7 + a->rank,
               RANK(a->rank) | (tells(o) == TOLD_WAIT || r->p->wrong[0] || r->o->faults ? HISTORY : 0));
@@ -483,14 +492,13 @@ static uccl_ep_status pass(void *context, uint32_t proxy, uint32_t *worked) {
     a->r->ran = true;
     if (any) {
         a->r->progress++;
-        bool posted = true;
         if (a->r->watch) {
             uccl_ep_sim_stats stats;
             a->r->sim->stats(a->r->world, &stats);
-            posted = stats.operations != a->r->operations_seen;
-            a->r->operations_seen = stats.operations;
+            if (stats.flushes != a->r->flushes_seen) bytes_seen(a->r, a->rank);
+            a->r->flushes_seen = stats.flushes;
         }
-        touch(a->r, 0xb00 + proxy, RANK(a->rank) | (posted ? NIC(a->rank) : 0));
+        touch(a->r, 0xb00 + proxy, RANK(a->rank) | NIC(a->rank));
     }
     *worked = any;
     return status;
@@ -505,11 +513,15 @@ static void touch_world(runner *r) {
         touch(r, 0x71e, EVERYTHING);
     } else if (event.rank >= r->p->ranks || event.peer >= r->p->ranks) {
         touch(r, mix(0xe7e, event.label), EVERYTHING);
+    } else if (r->p->wrong[0] || r->o->faults) {
+        /* Sources and targets that change under the NIC, errors: whatever it does may meet anything of both ranks. */
+        touch(r, mix(0xe7e, event.label), NIC(event.rank) | RANK(event.rank) | RANK(event.peer));
+    } else if (event.at & UCCL_EP_SIM_AT_BYTES) {
+        r->state[BYTES_AT(event.peer)] += mix(0xe7e, event.label);
     } else {
-        /* A source is left alone while a NIC may read it, but by a program that is wrong. */
-        const bool source = event.at & UCCL_EP_SIM_AT_SOURCE && (r->p->wrong[0] || r->o->faults);
+        if (event.at & UCCL_EP_SIM_AT_INITIATOR && event.at & UCCL_EP_SIM_AT_TARGET) bytes_seen(r, event.peer);
         touch(r, mix(0xe7e, event.label),
-              NIC(event.rank) | (event.at & UCCL_EP_SIM_AT_INITIATOR || source ? RANK(event.rank) : 0) |
+              (event.at & UCCL_EP_SIM_AT_INITIATOR ? RANK(event.rank) : 0) |
                   (event.at & UCCL_EP_SIM_AT_TARGET ? RANK(event.peer) : 0));
     }
     r->events_seen = event.count;
@@ -759,7 +771,7 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
         }
         r->sim->choices(r->world, &result->start_choices);
         memset(r->state, 0, sizeof r->state);
-        r->operations_seen = 0;
+        r->flushes_seen = 0;
         run_world(r);
         const bool claim = r->ended && result->outcome == RUN_CLAIM;
         if (!r->ended || claim || result->outcome == RUN_STUCK || result->outcome == RUN_ERROR) {

@@ -75,7 +75,8 @@ const char *run_history(runner *r);
 const char *run_trace(runner *r);
 /* While it runs, for watchers. */
 const uccl_ep_sim_choice *run_choices_now(const runner *r, uint32_t *n);
-#define RUN_PARTS (2 * MAX_RANKS + 2) /* ranks, their NICs, the history and what was seen since its last wait */
+/* Ranks, their NICs, the history, what was seen since its last wait, and by rank what payload has come. */
+#define RUN_PARTS (3 * MAX_RANKS + 2)
 uint32_t run_state(const runner *r, const uint64_t **hashes);
 
 #endif

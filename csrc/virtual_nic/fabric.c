@@ -280,19 +280,30 @@ uint64_t vnic_next(const struct vnic_fabric *f) {
     return f->heap.n ? f->heap.at[0]->due : UINT64_MAX;
 }
 
-static uint32_t shows_at(const struct event *e, const struct op *op) {
+/* Payload in memory that promises no order, of a NIC that keeps none: nobody can tell in which order pieces came. */
+static bool unordered(const struct vnic_fabric *f, const struct event *e, const struct op *op) {
+    uint64_t offset;
+    const struct vnic_endpoint *target = endpoint_of(f, op->conn->remote);
+    const struct vnic_region *region =
+        e->posted ? e->posted->region : region_find(f, op->remote_key, op->remote_address, op->length, &offset);
+    return target && region && !region->strict && !nic_is_fifo(target->nic);
+}
+
+static uint32_t shows_at(const struct vnic_fabric *f, const struct event *e, const struct op *op) {
+    if (op->kind == VNIC_READ && e->kind != EVENT_COMPLETE) return VNIC_AT_INITIATOR | VNIC_AT_TARGET | VNIC_AT_SOURCE;
     switch (e->kind) {
     case EVENT_PLACE:
     case EVENT_DUPLICATE:
-        return op->kind == VNIC_READ ? VNIC_AT_ALL : VNIC_AT_TARGET | VNIC_AT_SOURCE;
+        return VNIC_AT_TARGET | VNIC_AT_SOURCE | (unordered(f, e, op) ? VNIC_AT_BYTES : 0);
     case EVENT_VISIBLE:
+        return VNIC_AT_TARGET | (unordered(f, e, op) ? VNIC_AT_BYTES : 0);
     case EVENT_IMMEDIATE:
     case EVENT_ADD_STORE:
-        return op->kind == VNIC_READ ? VNIC_AT_ALL : VNIC_AT_TARGET;
+        return VNIC_AT_TARGET;
     case EVENT_COMPLETE:
         return VNIC_AT_INITIATOR;
     default:
-        return VNIC_AT_ALL;
+        return VNIC_AT_INITIATOR | VNIC_AT_TARGET | VNIC_AT_SOURCE;
     }
 }
 
@@ -309,14 +320,14 @@ void vnic_run_due(struct vnic_fabric *f) {
     vnic_hash_mix(f, e->kind | (uint64_t)e->piece << 8 | (uint64_t)(e->op ? e->op->seq : 0) << 16);
     vnic_hash_mix(f, f->now ^ (uint64_t)(e->conn ? e->conn->endpoint->id : 0) << 48);
     const struct op *of = e->op ? e->op : e->posted ? e->posted->op : NULL;
-    f->last_event = (vnic_event){f->stats.events, e->kind, VNIC_ANY, VNIC_ANY, VNIC_AT_ALL};
+    f->last_event = (vnic_event){f->stats.events, e->kind, VNIC_ANY, VNIC_ANY, 0};
     if (of) {
         const uint32_t piece = e->posted ? e->posted->piece | (e->posted->duplicate ? 192u : 128u) : e->piece;
         const uint64_t name = (uint64_t)of->endpoint->id << 40 ^ (uint64_t)of->seq << 8 ^ piece;
         f->last_event.label = mix(name ^ (uint64_t)e->kind << 32 ^ (uint64_t)of->peer << 52);
         f->last_event.rank = of->endpoint->rank;
         f->last_event.peer = of->peer;
-        f->last_event.at = shows_at(e, of);
+        f->last_event.at = shows_at(f, e, of);
     }
     unlink_event(f, e);
     run_event(f, e);

@@ -101,7 +101,7 @@ typedef struct vnic_event {
 #define VNIC_AT_INITIATOR (1u << 0)
 #define VNIC_AT_TARGET (1u << 1)
 #define VNIC_AT_SOURCE (1u << 2)
-#define VNIC_AT_ALL 7u
+#define VNIC_AT_BYTES (1u << 3) /* nothing but payload, which the target's NIC keeps in no order */
 const vnic_event *vnic_last_event(const vnic_fabric *f);
 /* A call back at that time, through the event queue: `call(context, argument)`. */
 void vnic_call_at(vnic_fabric *f, uint64_t at_ns, void (*call)(void *context, uint64_t argument), void *context,

@@ -97,6 +97,7 @@ typedef struct uccl_ep_sim_event {
 #define UCCL_EP_SIM_AT_INITIATOR (1u << 0) /* its completion queue or memory */
 #define UCCL_EP_SIM_AT_TARGET (1u << 1)    /* its memory, completion queue or NIC */
 #define UCCL_EP_SIM_AT_SOURCE (1u << 2)    /* it read the initiator's memory */
+#define UCCL_EP_SIM_AT_BYTES (1u << 3)     /* nothing but payload, which the target's NIC keeps in no order */
 
 typedef struct uccl_ep_sim {
     uint32_t size, version;
