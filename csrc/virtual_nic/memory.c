@@ -212,6 +212,17 @@ void posted_settle(struct vnic_nic *nic, const struct vnic_region *region, uint6
     }
 }
 
+/* A completion is given: what landed again of its op comes to light now or never. A NIC that lets it wait for longer
+ * places bytes again behind the completion, and no flush of the target's before it can help. */
+void posted_end_duplicates(struct vnic_nic *nic, const struct op *op) {
+    for (struct posted *p = op->waiting_entries ? nic->first : NULL, *next; p; p = next) {
+        next = p->next;
+        if (p->op != op || !p->duplicate) continue;
+        posted_drain(nic, p);
+        next = op->waiting_entries ? nic->first : NULL;
+    }
+}
+
 /* A rank is dead, and so is its memory. */
 void posted_drop_rank(struct vnic_nic *nic, uint32_t rank) {
     for (struct posted *p = nic->first, *next; p; p = next) {
