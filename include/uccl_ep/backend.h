@@ -87,10 +87,12 @@ typedef enum uccl_ep_completion_level {
 #define UCCL_EP_CAP_ATOMIC_COHERENT (1ull << 4)    /* its adds are atomic against all NICs and CPUs of the target */
 #define UCCL_EP_CAP_COMPLETES_IN_ORDER (1ull << 5) /* completions of one peer come in posting order */
 #define UCCL_EP_CAP_UNSIGNALLED (1ull << 6)        /* without SIGNALLED no completion; the next one covers it */
-#define UCCL_EP_CAP_NO_DUPLICATES (1ull << 7)      /* bytes are placed once, never again after the completion */
-#define UCCL_EP_CAP_ERROR_STOPS (1ull << 8)        /* behind a failed operation none to that peer is executed */
-#define UCCL_EP_CAP_IMM_NEEDS_RECEIVE (1ull << 9)  /* an immediate takes a receive credit (not a promise, a duty) */
-#define UCCL_EP_CAP_HOST_MEMORY (1ull << 10)       /* can register host memory of the caller */
+/* Bytes are placed once. Without it they may be placed again until the completion is given; such a copy, too, lands
+ * before what is posted afterwards. */
+#define UCCL_EP_CAP_NO_DUPLICATES (1ull << 7)
+#define UCCL_EP_CAP_ERROR_STOPS (1ull << 8)       /* behind a failed operation none to that peer is executed */
+#define UCCL_EP_CAP_IMM_NEEDS_RECEIVE (1ull << 9) /* an immediate takes a receive credit (not a promise, a duty) */
+#define UCCL_EP_CAP_HOST_MEMORY (1ull << 10)      /* can register host memory of the caller */
 #define UCCL_EP_CAP_CUDA_MEMORY (1ull << 11)
 #define UCCL_EP_CAP_ROCM_MEMORY (1ull << 12)
 #define UCCL_EP_CAP_DMABUF (1ull << 13)
