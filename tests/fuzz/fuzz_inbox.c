@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * All that comes to a rank from its NIC and, through it, from its peers: immediates, completions, events, and any words
- * in its mailbox, while it posts. On any promises, so with every strategy. Nothing of it may crash the rank, move a
- * counter back, or make it leave its regions and the limits of its NIC.
+ * in its mailbox, while it posts commands, and words that are none. On any promises, so with every strategy. Nothing of
+ * it may crash the rank, move a counter back, or make it leave its regions and the limits of its NIC.
  *
  * The NIC does what the input says. It keeps its promises: it takes no more than it said, completes what it took, once,
  * and in order where it promised that; the peers keep none.
@@ -237,6 +237,18 @@ static void complete(uint32_t peer, uint32_t at, int32_t status) {
     e->queued[peer] -= gone;
 }
 
+/* As a device might: any bits, or a command that is in order but for one of them. */
+static uccl_ep_status post_any_words(uccl_ep_comm *comm, uint32_t channel, fuzz_input *in, uint64_t *ticket) {
+    uccl_ep_command command = {.op = 1 + fuzz_below(in, 4), .target = fuzz_below(in, RANKS)};
+    uccl_ep_words words = {{fuzz_u64(in) & ~UCCL_EP_PARITY_BIT, fuzz_u64(in) & ~UCCL_EP_PARITY_BIT}};
+    const uint8_t how = fuzz_u8(in);
+    if (uccl_ep_op_has_put(command.op)) command.granularity = 16, command.bytes = 16u * (how % 8);
+    if (uccl_ep_op_has_signal(command.op)) command.slot = how % 8;
+    if (how & 64 && uccl_ep_encode(&command, &words) == UCCL_EP_OK && how & 128)
+        words.word[how & 1] ^= 1ull << fuzz_u8(in) % 63;
+    return uccl_ep_post_raw(comm, channel, &words, 1, 0, ticket);
+}
+
 static void post_one(uccl_ep_comm *comm, fuzz_input *in, uint64_t *last, bool *posted) {
     const uint8_t what = fuzz_u8(in);
     const uint32_t channel = what & 1, target = (what >> 1) % RANKS;
@@ -248,6 +260,8 @@ static void post_one(uccl_ep_comm *comm, fuzz_input *in, uint64_t *last, bool *p
         status = uccl_ep_put(comm, channel, target, local, remote, bytes, 0, &ticket);
     else if (what < 160)
         status = uccl_ep_signal(comm, channel, target, fuzz_u8(in) % 8, fuzz_number(in), 0, &ticket);
+    else if (what < 192)
+        status = post_any_words(comm, channel, in, &ticket);
     else
         status = uccl_ep_put_signal(comm, channel, target, local, remote, bytes, fuzz_u8(in) % 8, 1, 0, &ticket);
     if (status == UCCL_EP_OK)
