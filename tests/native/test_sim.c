@@ -122,8 +122,7 @@ static void test_disturbed_traffic(void) {
         "rnr percent=20",
         "slow_peer peer=1 ns=50000",
         "clock_jump ns=50000000 at_ns=100000",
-        "again percent=20;partial percent=20;lost_doorbell percent=10;duplicate_completion percent=10;delay percent=10 "
-        "ns=30000",
+        "again percent=20;partial percent=20;lost_doorbell percent=10;delay percent=10 ns=30000",
     };
     for (size_t i = 0; i < PROFILES; i++) {
         for (size_t k = 0; k < sizeof faults / sizeof *faults; k++) {

@@ -10,10 +10,11 @@
  * How it is used.
  *   world = sim->world_open(&config, text);            once
  *   in the uccl_ep_config of every rank:
- *     backend_options = "world=<world_number>,rank=<rank>[,knob=value...]", progress = UCCL_EP_PROGRESS_CALLER,
- *     clock = sim->now, clock_context = world, idle = sim->yield, idle_context = world
- *   after create: sim->proxy_add(world, rank, uccl_ep_progress_proxy, comm, i) for every proxy; before destroy:
- * proxy_remove
+ *     device = the profile's name, backend_options = "world=<world_number>,rank=<rank>[,profile=...][,knob=value...]",
+ *     progress = UCCL_EP_PROGRESS_CALLER, clock = sim->now, clock_context = world, idle = sim->yield,
+ *     idle_context = world
+ *   after create: sim->proxy_add(world, rank, uccl_ep_progress_proxy, comm, i) for every proxy
+ *   before destroy: proxy_remove
  *
  * Two ways to be a rank:
  *   - a *fiber*: a thread of the caller's between enter() and leave(). Only the one that holds the baton runs; every
@@ -21,7 +22,8 @@
  *     fiber's turn again. Code between two yields is atomic.
  *   - a step function (actor_add): called by the scheduler, returns whether it did something. No threads; a million
  *     operations take seconds.
- * One way for a world, not both.
+ * One way at a time: communicators come up in fibers, since create waits, and once all fibers have left, step functions
+ * may drive them.
  *
  * Time. now() moves only inside step()/yield(): to the next event, once nothing can be done at this moment. A wait that
  * nothing will ever end therefore meets its deadline after a few thousand steps, not after seconds.
@@ -113,7 +115,8 @@ typedef struct uccl_ep_sim {
     uint64_t (*now)(void *world); /* for uccl_ep_config.clock */
     void (*yield)(void *world);   /* for uccl_ep_config.idle */
 
-    /* Fibers. enter() returns once this thread holds the baton; spawned threads of a rank are fibers, too. */
+    /* Fibers. enter() returns once this thread holds the baton; spawned threads of a rank are fibers, too. The first
+     * one gets it when every rank has entered (knob fibers: so many), in the order of ranks. */
     void (*enter)(uccl_ep_sim_world *world, uint32_t rank);
     void (*leave)(uccl_ep_sim_world *world);
 
@@ -132,8 +135,9 @@ typedef struct uccl_ep_sim {
 
     /* Faults: "name key=value ...", see docs/simulator.md. */
     int (*inject)(uccl_ep_sim_world *world, const char *fault, char *text);
-    /* The rank's process and NIC are gone from now on: its fibers, actors and proxies do not run any more (its fibers'
-     * threads stay blocked in yield until world_close, and then end their yield with the world's closing). */
+    /* The rank's process and NIC are gone from now on: its fibers, actors and proxies do not run any more. Its fibers'
+     * threads stay blocked in yield until world_close: then time runs away, their waits end, and they leave one by one;
+     * the world is freed with the last of them and of the devices. The fault peer_return lets a new incarnation in. */
     void (*kill)(uccl_ep_sim_world *world, uint32_t rank);
     void (*pause)(uccl_ep_sim_world *world, uint32_t rank,
                   uint64_t ns); /* SIGSTOP for so long; UINT64_MAX: until resume */
@@ -141,7 +145,7 @@ typedef struct uccl_ep_sim {
     int (*alive)(const uccl_ep_sim_world *world, uint32_t rank);
 
     void (*stats)(const uccl_ep_sim_world *world, uccl_ep_sim_stats *stats);
-    /* Choices made so far; valid until the next step. */
+    /* Choices made so far, the first 2^20 of a run; valid until the next step. */
     const uccl_ep_sim_choice *(*choices)(const uccl_ep_sim_world *world, uint32_t *n);
     /* The last trace_lines events, oldest first, as text; returns the bytes needed. */
     uint32_t (*trace)(const uccl_ep_sim_world *world, char *text, uint32_t bytes);
