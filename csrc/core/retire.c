@@ -253,6 +253,16 @@ void peer_failing_step(struct proxy *p, uint32_t target) {
     __atomic_store_n(&q->state, PEER_DOWN, __ATOMIC_RELEASE);
 }
 
+/*
+ * Does a failure towards the peer concern more than the command at hand? Where the NIC says so, and where what is
+ * missing holds up all that follows: of a number, a fence, or a record that its target now waits for in vain, or finds
+ * after a reset (ERR-6).
+ */
+static bool concerns_peer(const struct proxy *p, const struct entry *e, int32_t status) {
+    return p->error_stops || status == UCCL_EP_E_PEER_LOST || !e || e->stage == STAGE_APPLYING ||
+           e->flags & ENTRY_RECORD_SENT;
+}
+
 /* A backend's refusal, as a record. */
 static void refusal(struct proxy *p, uccl_ep_error *error, const struct entry *e, uint32_t target,
                     uccl_ep_status status) {
@@ -269,7 +279,7 @@ void issue_refused(struct proxy *p, uint32_t target, uccl_ep_status status) {
     /* In a hold the signal due at the head goes first, otherwise what comes next. */
     struct entry *e = signal_due(p, q) ? q->head : q->issue;
     refusal(p, &error, e, target, status);
-    if (p->error_stops || status == UCCL_EP_E_PEER_LOST || !e)
+    if (concerns_peer(p, e, status))
         peer_fail(p, target, &error);
     else
         entry_failed(p, target, e, &error);
@@ -352,7 +362,7 @@ static void completion_any_order(struct proxy *p, const uccl_ep_completion *comp
     if (UNLIKELY(completion->status != UCCL_EP_OK) && !FAULT(error_swallowed) && q->state == PEER_UP) {
         uccl_ep_error error;
         nic_error(p, &error, e, target, completion->status, completion->vendor_code);
-        if (p->error_stops || completion->status == UCCL_EP_E_PEER_LOST || !e)
+        if (concerns_peer(p, e, completion->status))
             peer_fail(p, target, &error);
         else
             entry_failed(p, target, e, &error);
