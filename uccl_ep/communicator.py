@@ -287,6 +287,9 @@ class Communicator:
         self.rank, self.size = self.info.rank, self.info.size
         self._heap_address = int(ffi.cast("uintptr_t", queried.heap))
         self._heap_mapping: HeapMapping | None = None
+        shape = (self.info.signal_banks, self.info.signals)
+        raw = ffi.buffer(queried.signal_words, 8 * shape[0] * shape[1])
+        self._signal_words = np.frombuffer(raw, dtype=np.uint64).reshape(shape)
 
     def __repr__(self) -> str:
         state = " closed" if self._handle.closed else ""
@@ -320,6 +323,12 @@ class Communicator:
         value = ffi.new("uint64_t *")
         self._handle.call(lib.uccl_ep_read_signal, slot, value)
         return int(value[0])
+
+    def read_signals(self) -> npt.NDArray[np.uint64]:
+        """All words, each as it is now: for looking at them when nothing is under way. It orders nothing."""
+        self._handle.call(self._map_heap)
+        words: npt.NDArray[np.uint64] = self._signal_words.sum(axis=0, dtype=np.uint64)
+        return words
 
     def wait_signal(self, slot: int, value: int, *, timeout: float | None = None, source: int | None = None) -> int:
         """Until the word is at or past `value`; returns the word. Losing `source` (None: anybody) ends the wait.

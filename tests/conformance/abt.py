@@ -111,7 +111,7 @@ def own_communicator(ctx: Context) -> None:
 @case("abt1.close_under_load", clauses=("ABT-1",), ranks=(2,), needs=("threads",), timeout=40)
 def close_under_load(ctx: Context) -> None:
     """Close while eight threads post, fifteen times: they are told, nobody crashes, nothing remains."""
-    for r in range(15):
+    for r in range(ctx.times(15)):
         b = ctx.open(shadow=False, channels=2, ring_log2=5)
         b.broken = True
 
@@ -144,7 +144,7 @@ def close_under_load(ctx: Context) -> None:
 @case("abt1.peer_still_works", clauses=("ABT-1", "ERR-1"), ranks=(2,), timeout=30)
 def peer_still_works(ctx: Context) -> None:
     """One rank closes while the other is in the middle of quiets to it: error or success, never a hang or a crash."""
-    for _ in range(20):
+    for _ in range(ctx.times(20)):
         b = ctx.open(shadow=False)
         b.broken = True
         if ctx.rank == 0:

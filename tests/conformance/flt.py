@@ -174,7 +174,7 @@ def one_slow_peer(ctx: Context) -> None:
         b.loosen(layout.landing(source), size)
 
 
-@case("prg1.after_idle", clauses=("PRG-1", "SIG-1"), ranks=(2,), needs=FAULTY)
+@case("prg1.after_idle", clauses=("PRG-1", "SIG-1"), ranks=(2,), level="full", needs=FAULTY)
 def after_idle(ctx: Context) -> None:
     """A put after five seconds, a minute, and more than two minutes in which nothing happened works as the first one.
 

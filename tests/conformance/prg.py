@@ -448,7 +448,7 @@ def _producers(ctx: Context, threads: int, n: int) -> None:
 )
 def eight_producers(ctx: Context) -> None:
     """Eight threads post to one channel with a short ring."""
-    _producers(ctx, 8, 200)
+    _producers(ctx, 8, ctx.times(200))
 
 
 @case(
@@ -462,7 +462,7 @@ def eight_producers(ctx: Context) -> None:
 )
 def eight_producers_each(ctx: Context) -> None:
     """The same on four ranks at once."""
-    _producers(ctx, 8, 400)
+    _producers(ctx, 8, ctx.times(400))
 
 
 @case(

@@ -211,7 +211,7 @@ def together(ctx: Context) -> None:
     b = ctx.bench
     to, _ = neighbours(ctx)
     ch = b.channel()
-    threads, rounds = 6, 120
+    threads, rounds = 6, ctx.times(120)
     sizes = ctx.shared_rng.integers(1, 33, (threads, rounds))
 
     def post(t: int) -> list[int]:

@@ -34,6 +34,7 @@ class Link(Protocol):
 
     pace: float  # how long a moment is, against one of a machine
     patience: float  # how much longer a case may take
+    effort: float  # how often what is done many times is done
 
     def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]: ...
     def kill(self, rank: int) -> None: ...
@@ -42,7 +43,6 @@ class Link(Protocol):
     def now(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...
     def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]: ...
-    def still(self) -> contextlib.AbstractContextManager[None]: ...
     def inject(self, fault: str) -> None: ...
     def run_group(
         self, ctx: Context, size: int, function: Callable[[Context], None], deadline: float | None
@@ -247,6 +247,10 @@ class Context:
     def moment(self, seconds: float) -> float:
         """So long on a machine, as this lane's clock counts it: for something to happen in the middle of traffic."""
         return seconds * self.link.pace
+
+    def times(self, n: int) -> int:
+        """`n`, or fewer where each costs more: for cases that do the same very often."""
+        return max(1, int(n * self.link.effort))
 
     def until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Ask until it is true or time is over; what it came to."""

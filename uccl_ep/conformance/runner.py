@@ -184,9 +184,10 @@ def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOu
 
 
 def _run_simulated(case: Case, size: int, options: Options, arguments: dict[str, Any], seed: int) -> GroupOutcome:
-    from .simulation import Setup, run_world
+    from .simulation import Setup, run_world, warm_up
 
     assert options.profile is not None
+    warm_up(options.profile, arguments["backend"])
     setup = Setup(options.profile, options.backend_options)
 
     def main(_: int, sock: Any) -> None:

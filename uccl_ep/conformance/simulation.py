@@ -7,13 +7,14 @@ one that must pass costs a few thousand turns. The same seed gives the same run,
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from uccl_ep.errors import BootstrapError, DeadlineExceeded
@@ -51,6 +52,7 @@ class SimLink:
     # A microsecond of a world is some turns, and costs more than one of the machine; seconds of silence cost nothing.
     pace = 0.02
     patience = 20.0
+    effort = 0.25
 
     def __init__(self, simulation: Simulation, rank: int) -> None:
         self._simulation, self._rank = simulation, rank
@@ -90,9 +92,6 @@ class SimLink:
 
     def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]:
         return self._world.spawn(self._rank, function).join
-
-    def still(self) -> contextlib.AbstractContextManager[None]:
-        return self._world.still()
 
     def inject(self, fault: str) -> None:
         self._world.inject(fault)
@@ -207,6 +206,22 @@ class Simulation:
         self.meeting.gone.add(rank)
         if "running" not in self.ranks:
             self._done.set()
+
+
+@functools.cache
+def warm_up(profile: str, library: Path) -> None:
+    """Live a small life here, once: what is then loaded and made ready need not be again in the fork of every case."""
+
+    def life(ctx: Context) -> None:
+        b = ctx.bench
+        b.place(0, patterns.data(64, 1))
+        b.channel().put_signal(1 - ctx.rank, 0, 4096, 64, 0).wait()
+        b.loosen(4096, 64)
+        b.expect_signal(0)
+
+    case = Case("warm.up", life, ("SIG-1",), ranks=(2,))
+    backend = {"backend": library}
+    Simulation(case, 2, seed=1, setup=Setup(profile), backend=backend, time_scale=1.0).run()
 
 
 def run_world(

@@ -27,7 +27,7 @@ class ProcessLink:
     """The way from a rank to the parent and through it to the other ranks. A thread reads, so that a rank that hangs
     can still be asked for a report."""
 
-    pace = patience = 1.0
+    pace = patience = effort = 1.0
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         self._sock, self._rank = sock, rank
@@ -114,9 +114,6 @@ class ProcessLink:
             return not thread.is_alive()
 
         return join
-
-    def still(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     def inject(self, fault: str) -> None:
         raise RuntimeError("no lane of processes can make a NIC fail: the case needs 'faults'")

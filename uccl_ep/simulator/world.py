@@ -14,11 +14,10 @@ block any other way, and a run is a function of profile, knobs, faults, seed and
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import errors
@@ -164,19 +163,9 @@ class World:
         return self.now_ns() * 1e-9
 
     def turn(self) -> None:
-        """Let others run until it is this fiber's turn again. Outside of fibers, and in still(): nothing."""
+        """Let others run until it is this fiber's turn again. Outside of fibers: nothing."""
         if getattr(self._local, "fiber", False):
             self._yield(self._world)
-
-    @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
-        """Polls in the body take no turns: many looks at one moment."""
-        before = getattr(self._local, "fiber", False)
-        self._local.fiber = False
-        try:
-            yield
-        finally:
-            self._local.fiber = before
 
     def sleep(self, seconds: float) -> None:
         end = self.now_ns() + int(seconds * 1e9)
