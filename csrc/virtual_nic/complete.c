@@ -67,7 +67,6 @@ static void complete(struct op *op) {
     unlist(conn, op);
     op->completed = true;
     if (op->waiting_entries) conn->target->of_completed += op->waiting_entries;
-    op_give_resource(op);
     if (op->failed || op->flags & VNIC_SIGNALLED) {
         const struct record r = {
             .cookie = op->cookie,
@@ -122,6 +121,7 @@ static void end_unexecuted(struct op *op) {
         conn->unexecuted--;
         if (!op_is_write(op)) conn->atomics--;
         if (conn->active == op) conn->active = NULL;
+        op_give_resource(op);
         conn_unblock(conn, op, WAITS_EXECUTED, !op_is_write(op));
     }
     if (!op->seen) {

@@ -268,8 +268,9 @@ void posted_add(struct vnic_nic *nic, struct op *op, uint8_t piece, struct vnic_
 void posted_drain(struct vnic_nic *nic, struct posted *p);
 void posted_flush_conn(struct vnic_nic *nic, const struct conn *conn);
 void posted_flush_region(struct vnic_nic *nic, const struct vnic_region *region);
-/* Completed writes to these bytes that are not visible yet become so now: they are not to hide later ones. */
+/* What landed again of an op whose completion is given comes to light now. */
 void posted_end_duplicates(struct vnic_nic *nic, const struct op *op);
+/* Completed writes to these bytes that are not visible yet become so now: they are not to hide later ones. */
 void posted_settle(struct vnic_nic *nic, const struct vnic_region *region, uint64_t offset, uint32_t bytes);
 void posted_drop_rank(struct vnic_nic *nic, uint32_t rank);
 bool nic_is_fifo(const struct vnic_nic *nic);

@@ -115,7 +115,8 @@ void op_queue(struct op **list, struct op *op) {
     op->refs++;
 }
 
-/* An add takes a resource of the responder, of its queue or of the whole NIC, until it is complete. */
+/* An add takes a resource of the responder, of its queue or of the whole NIC, until it is applied. Not until it is
+ * complete: completions are in order, and an earlier add may still wait for a resource. */
 static bool take_resource(struct op *op) {
     const vnic_knobs *k = op_knobs(op);
     struct vnic_endpoint *target = op_target(op);
@@ -213,6 +214,7 @@ void op_executed(struct op *op) {
     conn->unexecuted--;
     if (!op_is_write(op)) conn->atomics--;
     if (conn->active == op) conn->active = NULL;
+    op_give_resource(op);
     conn_unblock(conn, op, WAITS_EXECUTED, !op_is_write(op));
     if (op->visible == op_all_pieces(op)) op_seen(op);
     op_check_immediate(op);
