@@ -2,7 +2,7 @@
  *
  * profiles.c: the NICs that we know, as settings of the knobs.
  *
- * Each number has its source beside it. "chosen" marks one that no public source gives: it is there so that the limit
+ * Each profile names its sources. "chosen" marks a number that no public source gives: it is there so that the limit
  * exists and is met, not because the device is known to have it. docs/simulator.md has the same table for people.
  * What no source says a NIC guarantees is not set here, also where the device at hand may well do it.
  */
@@ -66,13 +66,13 @@ static const vnic_profile profiles[] = {
      "NVIDIA ConnectX-7, reliable connections, strict ordering",
      "NVIDIA",
      "ConnectX-7 RC",
-     "28.x",
+     "any",
      {CONNECTX, IN_ORDER}},
     {"connectx-ro",
      "ConnectX-7 with relaxed PCIe ordering or adaptive routing",
      "NVIDIA",
      "ConnectX-7 RC, relaxed ordering",
-     "28.x",
+     "any",
      /* ibv_reg_mr(3): writes are no longer ordered, completions imply visibility of prior data; nccl issue 2210:
       * atomics are not taken to be ordered behind them. */
      {CONNECTX, UNORDERED, .relaxed = 1, .ro_atomic_ordered = 0, .place_order = VNIC_PLACE_NONE,

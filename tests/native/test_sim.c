@@ -484,7 +484,7 @@ static void failing_rank(sim_rank *r, void *argument) {
     if (r->rank == 0) {
         /* After create: it is the first operation that is meant. */
         char text[256];
-        CHECK(!SIM->inject(world, t->fault, text), "%s", text);
+        CHECK(!t->fault[0] || !SIM->inject(world, t->fault, text), "%s", text);
         int status = uccl_ep_put(comm, 0, 1, 0, 4096, 256, UCCL_EP_TIMEOUT_DEFAULT, NULL);
         if (!status) status = uccl_ep_quiet(comm, 0, UCCL_EP_TIMEOUT_DEFAULT);
         CHECK(status == (t->lost ? UCCL_EP_E_PEER_LOST : UCCL_EP_E_NIC) && strstr(uccl_ep_last_error()->text, t->says),
@@ -503,10 +503,11 @@ static void test_failures(void) {
         {"pollara", "queue_error rank=0 nth=1", false, "local QP operation error"},
         {"thor2", "queue_error rank=0 nth=1", false, "local QP operation error"},
         {"efa3", "device_lost rank=0", false, "the NIC is gone"},
+        {"cxi", "", false, "no matching memory region"}, /* a key cut to 32 bits: knob broken */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct failing t = cases[i];
-        uccl_ep_sim_world *world = sim_open(t.profile, "", 2, test_seed_value);
+        uccl_ep_sim_world *world = sim_open(t.profile, t.fault[0] ? "" : "broken=key32", 2, test_seed_value);
         sim_run(world, 2, failing_rank, &t);
         SIM->world_close(world);
     }
@@ -620,6 +621,18 @@ static void test_startup(void) {
         }
         CHECK(k > 10, "%s: only %u calls", profiles[p], k);
         printf("%s: %u calls of start-up failed in turn\n", profiles[p], k - 1);
+    }
+    /* Queue pairs of a NIC that four ranks share. */
+    for (uint32_t enough = 0; enough < 2; enough++) {
+        struct startup s = {.profile = "efa"};
+        uccl_ep_sim_world *world =
+            sim_open("efa", enough ? "ranks_per_nic=4,max_qp=3" : "ranks_per_nic=4,max_qp=2", 3, test_seed_value);
+        sim_run(world, 3, startup_rank, &s);
+        SIM->world_close(world);
+        for (uint32_t r = 0; r < 3; r++)
+            CHECK(enough ? !s.status[r]
+                         : s.status[r] == UCCL_EP_E_CAPABILITY && strstr(s.text[r], "2 queue pairs, 2 are taken"),
+                  "%s: %s", uccl_ep_status_name(s.status[r]), s.text[r]);
     }
     static const struct {
         const char *fault;
