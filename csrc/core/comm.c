@@ -39,6 +39,7 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
     SAME(proxies, "proxies")
     SAME(granularity, "granularity")
     SAME(single_writer, "single_writer")
+    SAME(backend_abi, "a backend of interface version (major << 16 | minor)")
     SAME(first_sequence, "first_sequence")
 #undef SAME
     if (mine->strategy != other->strategy)
@@ -256,6 +257,11 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p) {
     p->max_inflight = config->max_inflight;
     p->max_inflight_bytes = config->max_inflight_bytes;
     p->max_message_bytes = config->max_message_bytes;
+    /* What the smallest NIC takes, and still a multiple of what any wants. */
+    const uint64_t multiple =
+        agreed->write_alignment > config->granularity ? agreed->write_alignment : config->granularity;
+    const uint64_t taken = agreed->max_message_bytes / multiple * multiple;
+    if (taken && taken < p->max_message_bytes) p->max_message_bytes = (uint32_t)taken;
     p->max_batch =
         comm->caps.max_batch && comm->caps.max_batch < BATCH_OPERATIONS ? comm->caps.max_batch : BATCH_OPERATIONS;
     p->heap_bytes = config->heap_bytes;
@@ -426,6 +432,7 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
                   .caps = comm->caps};
     if (so_far == UCCL_EP_OK) {
         snprintf(mine.backend, sizeof mine.backend, "%s", comm->backend->name);
+        mine.backend_abi = (uint32_t)comm->backend->abi_major << 16 | comm->backend->abi_minor;
         mine.functions =
             (comm->backend->flush_local ? HAS_FLUSH_LOCAL : 0) | (comm->backend->replenish ? HAS_REPLENISH : 0);
     }

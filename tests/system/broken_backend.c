@@ -216,6 +216,9 @@ const uccl_ep_backend *uccl_ep_backend_entry(void) {
 #ifdef TABLE_NEWER_MAJOR
     bad.abi_major = UCCL_EP_BACKEND_ABI_MAJOR + 1;
 #endif
+#ifdef TABLE_OTHER_MINOR
+    bad.abi_minor = UCCL_EP_BACKEND_ABI_MINOR;
+#endif
 #ifdef TABLE_OLDER_MAJOR
     bad.abi_major = UCCL_EP_BACKEND_ABI_MAJOR - 1;
 #endif

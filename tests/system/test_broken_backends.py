@@ -66,6 +66,23 @@ LOADS: dict[str, tuple[type[UcclEpError], tuple[str, ...]]] = {
 }
 
 
+def test_ranks_with_one_backend_of_two_interface_versions(broken: Library) -> None:
+    """ABI-1, L9: each would do by itself; together they are refused, both versions named."""
+    libraries = [broken(""), broken("TABLE_OTHER_MINOR")]
+
+    def program(member: Member) -> None:
+        with pytest.raises(UcclEpError) as refused:
+            make(member.bootstrap, backend=libraries[member.rank])
+        member.say("refused", **facts_of(refused.value))
+
+    with Ranks(2, program) as ranks:
+        for child in ranks.join_well().values():
+            said = child.saw("refused")
+            assert said
+            for part in ("interface version", f"{MAJOR << 16 | MINOR}", "all ranks must agree"):
+                assert part in said["text"], said
+
+
 @pytest.mark.parametrize("how", LOADS)
 def test_a_library_that_is_no_backend_for_us(broken: Library, how: str) -> None:
     """ABI-1: refused by create on all ranks and by the command line, naming the file and what to do."""
