@@ -42,9 +42,12 @@ static void draw_knobs(litmus_rng *r, const char *profile_knobs, char *out) {
     if (knob(profile_knobs, "max_inline")) append(out, KNOBS_TEXT, ",inline_percent=%u", rng_below(r, 101));
 }
 
+/* Errors of operations, queues in error, and what only looks like one. */
 static void draw_fault(litmus_rng *r, const program *p, char *out) {
     static const char *const kinds[] = {"drop", "error_in_batch", "queue_error", "delay", "duplicate_completion"};
-    append(out, KNOBS_TEXT, "%s rank=%u nth=%u", kinds[rng_below(r, 5)], rng_below(r, p->ranks), 1 + rng_below(r, 20));
+    const char *kind = kinds[rng_below(r, 5)];
+    append(out, KNOBS_TEXT, "%s rank=%u nth=%u", kind, rng_below(r, p->ranks), 1 + rng_below(r, 20));
+    if (!strcmp(kind, "delay")) append(out, KNOBS_TEXT, " ns=%u", 1000u << rng_below(r, 12));
 }
 
 int program_find(program *p, const char *name, char *error) {

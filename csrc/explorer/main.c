@@ -186,8 +186,8 @@ static int random_mode(runner *r, const char *backend) {
     const program *p = chosen(&only);
     const double began = seconds_now();
     double told = began;
-    uint64_t steps = 0, operations = 0, words = 0, strategies[8] = {0}, failures = 0, near_wrap = 0, faulted = 0,
-             all = 0;
+    uint64_t steps = 0, operations = 0, words = 0, strategies[8] = {0}, failures = 0, resets = 0, near_wrap = 0,
+             faulted = 0, all = 0;
     char error[256];
     for (uint64_t i = 0; i < options.seeds; i++) {
         const uint64_t seed = options.seed + i;
@@ -200,6 +200,7 @@ static int random_mode(runner *r, const char *backend) {
         operations += result.operations;
         strategies[result.strategy & 7]++;
         failures += result.failures;
+        resets += result.resets;
         near_wrap += d.program.first_ticket || d.program.first_sequence;
         faulted += o.faults != NULL;
         all = (all ^ result.hash) * 0x9fb21c651e98df25ull;
@@ -213,9 +214,9 @@ static int random_mode(runner *r, const char *backend) {
     fputs("{\"type\": \"result\"", stdout);
     json_field("profile", options.profile);
     printf(", \"seed\": %" PRIu64 ", \"seeds\": %" PRIu64 ", \"steps\": %" PRIu64 ", \"operations\": %" PRIu64
-           ", \"near_wrap\": %" PRIu64 ", \"faulted\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"hash\": \"%016" PRIx64
-           "\", \"seconds\": %.3f, \"strategies\": [",
-           options.seed, words, steps, operations, near_wrap, faulted, failures, all, seconds_now() - began);
+           ", \"near_wrap\": %" PRIu64 ", \"faulted\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"resets\": %" PRIu64
+           ", \"hash\": \"%016" PRIx64 "\", \"seconds\": %.3f, \"strategies\": [",
+           options.seed, words, steps, operations, near_wrap, faulted, failures, resets, all, seconds_now() - began);
     for (uint32_t i = 0; i < 8; i++) printf("%s%" PRIu64, i ? ", " : "", strategies[i]);
     puts("]}");
     return 0;

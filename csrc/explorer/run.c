@@ -570,6 +570,19 @@ static void create(void *context, uint32_t rank) {
     if (a->created != UCCL_EP_OK) snprintf(a->why, sizeof a->why, "%s", uccl_ep_last_error()->text);
 }
 
+static void reset(void *context, uint32_t rank) {
+    runner *r = context;
+    actor *a = &r->actors[rank];
+    const uccl_ep_bootstrap bootstrap = coop_bootstrap(r->coop, rank, r->p->ranks);
+    const uint64_t begin = ++r->now;
+    a->created = uccl_ep_reset(a->comm, &bootstrap);
+    if (a->created != UCCL_EP_OK) snprintf(a->why, sizeof a->why, "%s", uccl_ep_last_error()->text);
+    record(r,
+           (uccl_ep_model_event){
+               .kind = UCCL_EP_MODEL_RESET, .rank = rank, .begin = begin, .value = 1, .status = a->created},
+           NULL);
+}
+
 static void destroy_all(runner *r) {
     for (uint32_t i = 0; i < r->p->ranks; i++) {
         actor *a = &r->actors[i];
@@ -648,6 +661,14 @@ static void judge(runner *r) {
     }
 }
 
+/* After a failure others may wait for what never comes: with faults that is no finding, once some rank has the record
+ * of it. */
+static bool stuck_is_allowed(runner *r) {
+    if (!r->o->faults) return false;
+    for (uint32_t q = 0; q < r->p->ranks; q++) record_failures(&r->actors[q]);
+    return r->result->failures != 0;
+}
+
 static void report_stuck(runner *r) {
     char waits[200] = "";
     for (uint32_t q = 0; q < r->p->ranks; q++) {
@@ -698,6 +719,7 @@ static void run_world(runner *r) {
         const uint64_t before = r->progress;
         r->ran = false;
         if (!r->sim->step(r->world) && ++idle_jumps > IDLE_JUMPS) {
+            if (stuck_is_allowed(r)) break;
             report_stuck(r);
             return;
         }
@@ -716,6 +738,28 @@ static void run_world(runner *r) {
      * complete. */
     for (steps = 0; !r->ended && steps < most / 10 && r->sim->step(r->world); steps++) {
     }
+}
+
+/* A failure closed something: a collective reset, and the program once more from its start (ERR-6). */
+static void run_again(runner *r) {
+    const uint32_t failures = r->result->failures;
+    for (uint32_t q = 0; q < r->p->ranks; q++) r->actors[q].state = ACTOR_DONE;
+    coop_run(r->coop, r->p->ranks, reset, between, r);
+    for (uint32_t q = 0; q < r->p->ranks; q++) {
+        actor *a = &r->actors[q];
+        if (a->created != UCCL_EP_OK) {
+            finish(r, RUN_ERROR, "ERR-6", "rank %u, reset: %s: %s", q, uccl_ep_status_name(a->created), a->why);
+            return;
+        }
+        /* Numbers of barriers are not given out twice. */
+        *a = (actor){.r = r, .rank = q, .comm = a->comm, .heap = a->heap, .barriers = 1000};
+    }
+    memset(r->labels, 0, r->p->n_labels * sizeof *r->labels);
+    r->result->resets++;
+    run_world(r);
+    /* What failed is behind it; a second failure is one too many for one fault. */
+    if (!r->ended && r->result->failures != failures)
+        finish(r, RUN_ERROR, "ERR-6", "a command failed after the reset, and there was one fault");
 }
 
 void run_program(runner *r, const program *p, const run_options *o, run_result *result) {
@@ -773,6 +817,7 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
         memset(r->state, 0, sizeof r->state);
         r->flushes_seen = 0;
         run_world(r);
+        if (!r->ended && result->failures) run_again(r);
         const bool claim = r->ended && result->outcome == RUN_CLAIM;
         if (!r->ended || claim || result->outcome == RUN_STUCK || result->outcome == RUN_ERROR) {
             if (!claim) look_at_everything(r);

@@ -54,6 +54,7 @@ typedef struct run_result {
     uint32_t n_choices;     /* of runner->choices */
     bool program_breach;    /* the model: the program broke a duty */
     uint32_t failures;      /* records that ranks found */
+    uint32_t resets;        /* with the program run once more behind it */
 } run_result;
 
 typedef struct runner runner;

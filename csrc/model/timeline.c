@@ -101,6 +101,16 @@ static bool refused(int32_t status) {
            status == UCCL_EP_E_PEER_LOST || status == UCCL_EP_E_AGAIN || status == UCCL_EP_E_FORKED;
 }
 
+/* Resets of the rank that had ended when something began. */
+static uint32_t epoch_at(const uccl_ep_model *m, uint32_t rank, uint64_t begin) {
+    uint32_t epoch = 0;
+    for (uint32_t k = 0; k < m->n_resets; k++) {
+        const uccl_ep_model_event *reset = &m->events[m->resets[k]];
+        epoch += reset->rank == rank && !reset->status && reset->end < begin;
+    }
+    return epoch;
+}
+
 static bool collect_posts(uccl_ep_model *m) {
     const uint32_t room = count_kind(m, UCCL_EP_MODEL_POST);
     m->posts = model_room(m, room, sizeof *m->posts);
@@ -133,17 +143,15 @@ static bool collect_posts(uccl_ep_model *m) {
                     .settled_event = NOBODY,
                     .seen_event = NOBODY,
                     .seen_signal = NOBODY};
-        for (uint32_t k = 0; k < m->n_resets; k++) {
-            const uccl_ep_model_event *reset = &m->events[m->resets[k]];
-            p->epoch += reset->rank == p->rank && !reset->status && reset->end < p->begin;
-        }
+        p->epoch = epoch_at(m, p->rank, p->begin);
         m->order[m->n_posts] = m->n_posts;
         m->n_posts++;
     }
     return true;
 }
 
-/* Of one channel, by ticket: which waits cover which posts. A quiet without ticket covers all tickets that were given
+/* Of one channel and epoch, by ticket: which waits cover which posts. A wait behind a reset says nothing of what was
+ * before it. A quiet without ticket covers all tickets that were given
  * out before it began, hence all up to the highest of them. */
 static bool cover_channel(uccl_ep_model *m, const uint32_t *group, uint32_t n, wait *waits, uint32_t *n_waits) {
     const post *first = &m->posts[group[0]];
@@ -160,6 +168,7 @@ static bool cover_channel(uccl_ep_model *m, const uint32_t *group, uint32_t n, w
         const uccl_ep_model_event *e = &m->events[i];
         if (e->kind != UCCL_EP_MODEL_WAIT || e->rank != rank || e->status) continue;
         if (e->channel != channel && e->channel != UCCL_EP_MODEL_ALL) continue;
+        if (m->n_resets && epoch_at(m, rank, e->begin) != first->epoch) continue;
         uint32_t low = 0, high = n; /* how many posts it covers */
         while (low < high) {
             const uint32_t middle = (low + high) / 2;
@@ -226,7 +235,12 @@ static bool cover(uccl_ep_model *m) {
             if (q->rank != p->rank || q->channel != p->channel) break;
         }
         judge_order(m, &m->order[i], n);
-        if (!cover_channel(m, &m->order[i], n, m->waits, &m->n_waits)) return false;
+        for (uint32_t k = 0, some; k < n; k += some) {
+            const uint32_t epoch = m->posts[m->order[i + k]].epoch;
+            for (some = 1; k + some < n && m->posts[m->order[i + k + some]].epoch == epoch; some++) {
+            }
+            if (!cover_channel(m, &m->order[i + k], some, m->waits, &m->n_waits)) return false;
+        }
     }
     return true;
 }
@@ -243,10 +257,28 @@ static void apply_failures(uccl_ep_model *m) {
             if (p->rank != f->rank || p->epoch != epoch) continue;
             if (f->channel != UCCL_EP_MODEL_ALL && p->channel != f->channel) continue;
             if (f->peer != UCCL_EP_MODEL_ALL && p->target != f->peer) continue;
+            /* Without a ticket it is not known whether this one is among them: a later wait may still tell. */
             const bool whole = f->ticket == UCCL_EP_MODEL_NO_TICKET;
             if (whole ? p->complete_by >= f->begin : p->ticket >= f->ticket) p->failed = true;
+            if (!whole && p->failed) p->complete_by = NEVER, p->complete_event = NOBODY;
             /* A rank that is lost to one proxy is not yet closed to another: only what names a channel bars. */
             if (f->channel != UCCL_EP_MODEL_ALL && p->begin > f->end && !p->maybe) p->barred = true, p->closure = i;
+        }
+    }
+}
+
+/* A wait that succeeds because the peer was given up says nothing of what was posted to it. */
+static void apply_excludes(uccl_ep_model *m) {
+    for (uint32_t i = 0; i < m->n_events; i++) {
+        const uccl_ep_model_event *e = &m->events[i];
+        if (e->kind != UCCL_EP_MODEL_EXCLUDE) continue;
+        for (uint32_t k = 0; k < m->n_posts; k++) {
+            post *p = &m->posts[k];
+            if (p->rank != e->rank || p->target != e->peer) continue;
+            if (p->complete_by != NEVER && m->events[p->complete_event].end >= e->begin)
+                p->complete_by = NEVER, p->complete_event = NOBODY;
+            if (p->free_by != NEVER && m->events[p->free_event].end >= e->begin)
+                p->free_by = NEVER, p->free_event = NOBODY;
         }
     }
 }
@@ -295,6 +327,7 @@ bool timeline_build(uccl_ep_model *m) {
     qsort(m->order, m->n_posts, sizeof *m->order, by_ticket);
     if (!cover(m)) return false;
     apply_failures(m);
+    apply_excludes(m);
     settle(m);
     return make_streams(m);
 }

@@ -559,6 +559,23 @@ static void test_err6(void) {
         else
             ALLOWED("commands after the closure have none");
     }
+    /* A wait that succeeds behind an exclude or a reset says nothing of what had failed before. */
+    for (int how = 0; how < 3; how++) {
+        start();
+        store(0, 0, 8, 1);
+        const uint64_t lost = put(0, 0, 1, 0, 256, 8);
+        if (how < 2) failure(0, 0, 1, lost);
+        if (how == 0) add((uccl_ep_model_event){.kind = UCCL_EP_MODEL_EXCLUDE, .rank = 0, .peer = 1}, NULL);
+        if (how == 1) reset_all(1);
+        const uint64_t later = put(0, 0, 2, 0, 256, 8);
+        wait_for(0, 0, later, false, 0);
+        reads(2, 256, 8, 1, 0);
+        reads(1, 256, 8, 0, 0);
+        if (how < 2)
+            ALLOWED("what failed need not be there");
+        else
+            FORBIDDEN("QUI-1", "what did not fail must be");
+    }
     for (int bad = 0; bad < 5; bad++) {
         start();
         store(0, 0, 8, 1);
