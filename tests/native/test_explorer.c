@@ -114,21 +114,23 @@ static void test_builtins(void) {
         }
 }
 
-static void test_random_programs(void) {
-    const uint64_t seeds = test_scaled(200);
-    uint64_t near_wrap = 0, operations = 0;
+static void test_random_programs(bool with_faults) {
+    const uint64_t seeds = test_scaled(with_faults ? 100 : 200);
+    uint64_t near_wrap = 0, operations = 0, resets = 0;
     for (uint32_t k = 0; profile_at(k); k++)
         for (uint64_t seed = 1; seed <= seeds; seed++) {
-            const run_result result = run_seed(profile_at(k), test_seed_value * 1000000 + seed, NULL, false);
-            CHECK(result.outcome == RUN_ALLOWED, "uccl-ep explore --profile %s --seed %llu: %s %s %s", profile_at(k),
-                  (unsigned long long)(test_seed_value * 1000000 + seed), run_outcome_name(result.outcome),
-                  result.clause, result.text);
+            const run_result result = run_seed(profile_at(k), test_seed_value * 1000000 + seed, NULL, with_faults);
+            CHECK(result.outcome == RUN_ALLOWED, "uccl-ep explore --profile %s --seed %llu%s: %s %s %s", profile_at(k),
+                  (unsigned long long)(test_seed_value * 1000000 + seed), with_faults ? " --faults" : "",
+                  run_outcome_name(result.outcome), result.clause, result.text);
+            resets += result.resets;
             near_wrap += what.program.first_sequence != 0 || what.program.first_ticket != 0;
             operations += result.operations;
         }
     CHECK(near_wrap || seeds < 20, "no program began near a wrap");
-    printf("%llu random programs a profile, %llu operations\n", (unsigned long long)seeds,
-           (unsigned long long)operations);
+    CHECK((resets > 0) == with_faults || seeds < 20, "%llu resets", (unsigned long long)resets);
+    printf("%llu random programs a profile, %llu operations, %llu resets\n", (unsigned long long)seeds,
+           (unsigned long long)operations, (unsigned long long)resets);
 }
 
 static void test_a_seed_is_a_run(void) {
@@ -270,7 +272,8 @@ int main(int argc, char **argv) {
     test_shrinking();
     test_wrong_programs();
     test_builtins();
-    test_random_programs();
+    test_random_programs(false);
+    test_random_programs(true);
     runner_free(r);
     return test_end();
 }

@@ -33,12 +33,14 @@ def test_all_profiles_are_there() -> None:
     assert tuple(p["name"] for p in tool.listing()["profiles"]) == PROFILES
 
 
-def test_fixed_seeds() -> None:
+@pytest.mark.parametrize("faults", [False, True], ids=["plain", "faults"])
+def test_fixed_seeds(faults: bool) -> None:
     findings: list[Any] = []
-    report = explore.random(list(PROFILES), [], 150, 4242, 2, silent, findings.append)
+    report = explore.random(list(PROFILES), [], 150, 4242, 2, silent, findings.append, faults=faults)
     assert report.good, findings[0]
     assert [row["seeds"] for row in report.rows] == [150] * len(PROFILES)
     assert all(row["near_wrap"] > 30 for row in report.rows)
+    assert (sum(row["resets"] for row in report.rows) > 10) is faults
 
 
 def test_a_seed_is_a_run_in_every_process() -> None:

@@ -101,7 +101,7 @@ def random(
                     Job.of("random", share, profile=profile, program=program, seed=at, seeds=share, faults=int(faults))
                 )
     rows: dict[str, Told] = {
-        p: {"profile": p, "seeds": 0, "operations": 0, "steps": 0, "near_wrap": 0, "faulted": 0, "seconds": 0.0,
+        p: {"profile": p, "seeds": 0, "operations": 0, "steps": 0, "near_wrap": 0, "faulted": 0, "resets": 0, "seconds": 0.0,
             "strategies": {}, "findings": [], "good": True}
         for p in profiles
     }  # fmt: skip
@@ -121,7 +121,7 @@ def random(
                 given_up.add(told["profile"])
                 finding(told)
                 continue
-            for key in ("seeds", "operations", "steps", "near_wrap", "faulted", "seconds"):
+            for key in ("seeds", "operations", "steps", "near_wrap", "faulted", "resets", "seconds"):
                 row[key] += told[key]
             for name, count in zip(STRATEGIES, told["strategies"], strict=False):
                 if count:
@@ -206,12 +206,12 @@ def _table(*columns: str) -> Table:
 
 
 def _random_table(rows: list[Told]) -> Table:
-    table = _table("profile", "strategy", "runs", "near a wrap", "with a fault", "operations", "finding")
+    table = _table("profile", "strategy", "runs", "near a wrap", "with a fault", "reset", "finding")
     for row in rows:
         found = ", ".join(f"[red]{f['outcome']} {f['clause']}, seed {f['seed']}[/]" for f in row["findings"]) or "none"
         table.add_row(
             row["profile"], ", ".join(row["strategies"]), str(row["seeds"]), str(row["near_wrap"]), str(row["faulted"]),
-            str(row["operations"]), found,
+            str(row["resets"]), found,
         )  # fmt: skip
     return table
 
