@@ -34,6 +34,9 @@ def explore(
         list[str] | None, typer.Option(help="A litmus program by name, or a file with one (repeatable).")
     ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="All schedules of small programs.")] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help="Of --exhaustive: all orders of the NICs' events; ranks are prompt.")
+    ] = False,
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Programs that break a duty: where each is caught, where it gets away.")
     ] = False,
@@ -77,7 +80,7 @@ def explore(
             )  # fmt: skip
         else:
             report = _campaign(console, explorer, profiles, programs, known, seeds, seed, workers,
-                               exhaustive=exhaustive, wrong=wrong, faults=faults, runs=runs)  # fmt: skip
+                               exhaustive=exhaustive, events=events, wrong=wrong, faults=faults, runs=runs)  # fmt: skip
     except tool.ExplorerError as error:
         _refuse(str(error))
     except KeyboardInterrupt:
@@ -91,7 +94,8 @@ def explore(
 
 def _campaign(
     console: Console, explorer: Any, profiles: list[str], programs: list[str], known: dict[str, Any],
-    seeds: int | None, seed: int | None, workers: int, *, exhaustive: bool, wrong: bool, faults: bool, runs: int,
+    seeds: int | None, seed: int | None, workers: int, *, exhaustive: bool, events: bool,
+    wrong: bool, faults: bool, runs: int,
 ) -> Report:  # fmt: skip
     from rich.live import Live
     from rich.text import Text
@@ -104,7 +108,9 @@ def _campaign(
 
         say = live.console.print
         if exhaustive:
-            report = explorer.exhaust(profiles, programs, known, runs, workers, show, lambda t: _show_exhausted(say, t))
+            report = explorer.exhaust(
+                profiles, programs, known, runs, workers, show, lambda t: _show_exhausted(say, t), events=events
+            )
         elif wrong:
             report = explorer.wrong(profiles, programs, known, seeds or 200, first, workers, show)
         else:

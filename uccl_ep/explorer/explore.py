@@ -101,8 +101,8 @@ def random(
                     Job.of("random", share, profile=profile, program=program, seed=at, seeds=share, faults=int(faults))
                 )
     rows: dict[str, Told] = {
-        p: {"profile": p, "seeds": 0, "operations": 0, "steps": 0, "near_wrap": 0, "faulted": 0, "resets": 0, "seconds": 0.0,
-            "strategies": {}, "findings": [], "good": True}
+        p: {"profile": p, "seeds": 0, "operations": 0, "steps": 0, "near_wrap": 0, "faulted": 0, "resets": 0,
+            "seconds": 0.0, "strategies": {}, "findings": [], "good": True}
         for p in profiles
     }  # fmt: skip
     given_up: set[str] = set()
@@ -159,11 +159,11 @@ def small_programs(known: Told) -> list[str]:
 
 def exhaust(
     profiles: list[str], programs: list[str], known: Told, runs: int, workers: int, progress: Progress,
-    say: Callable[[Told], None],
+    say: Callable[[Told], None], *, events: bool = False,
 ) -> Report:  # fmt: skip
     report = Report("exhaustive")
     jobs = [
-        Job.of("exhaustive", profile=profile, program=program, runs=runs)
+        Job.of("exhaustive", profile=profile, program=program, runs=runs, choose_run=int(not events))
         for profile in profiles
         for program in programs or small_programs(known)
     ]
