@@ -13,7 +13,7 @@ import pytest
 
 SUITE = [sys.executable, "-m", "uccl_ep", "conformance", "--backend", "sim"]
 PROFILES = ("connectx", "connectx-ro", "efa", "efa3", "thor2", "pollara", "pollara-noatomic", "cxi", "strawman-min")
-SECONDS = 600
+SECONDS = 900
 # docs/conformance.md and the profile's own table: what each is expected to be driven by.
 STRATEGY = {
     "connectx": "ordered_atomic",
@@ -43,10 +43,26 @@ def run(*arguments: str, folder: Path) -> tuple[int, dict[str, Any], str]:
 
 
 @pytest.mark.required_in_ci
+def test_all_profiles(tmp_path: Path) -> None:
+    status, report, said = run("--profile", "all", "--ranks", "2", "--seed", "1", folder=tmp_path)
+    assert status == 0, said[-6000:]
+    assert report["schema"] == "uccl_ep.conformance-profiles/1"
+    runs = report["profiles"]
+    assert [one["profile"] for one in runs] == list(PROFILES)
+    for one in runs:
+        assert one["strategy"] == STRATEGY[one["profile"]], one["strategy_reason"]
+        assert one["verdict"] == "conforms at level core", said[-6000:]
+        for case in one["cases"]:
+            assert case["status"] in ("pass", "not_supported"), (one["profile"], case)
+            assert case["status"] != "pass" or len(case["hash"]) == 16, case
+    assert all(name in said for name in PROFILES)
+
+
+@pytest.mark.required_in_ci
 @pytest.mark.parametrize("profile", ["efa", "cxi", "strawman-min"])
 def test_the_same_seed_is_the_same_run(profile: str, tmp_path: Path) -> None:
     """Bit for bit: every event, choice and virtual nanosecond is in the hash."""
-    arguments = ("--profile", profile, "--case", "sig2.*", "--case", "err5.*", "--case", "thr1.*", "--case", "err6.*")
+    arguments = ("--profile", profile, "--case", "sig2.*", "--case", "err5.*", "--case", "thr1.*", "--case", "err3.*")
     hashes = []
     for seed in ("7", "7", "8"):
         status, report, said = run(*arguments, "--seed", seed, folder=tmp_path)
