@@ -8,7 +8,7 @@ import numpy as np
 from uccl_ep.conformance import patterns
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
-from uccl_ep.errors import CommandError, UcclEpError
+from uccl_ep.errors import CommandError, PeerLost, UcclEpError
 
 from ._tools import FINE_SIZES, LARGEST, MASK, SIZES, Layout, commands, message, neighbours, put_command, send_round
 
@@ -224,7 +224,10 @@ def stopped_target(ctx: Context) -> None:
             b.place(layout.source(target) + k * 4096, message(ctx, 4096, ctx.rank, target, k))
             b.channel().put(target, layout.source(target) + k * 4096, layout.landing(ctx.rank) + k * 4096, 4096)
         b.channel().signal(target, ctx.rank)
-        b.quiet(0, clause="PUT-2")
+        try:
+            b.quiet(0, clause="PUT-2")
+        except PeerLost as error:
+            ctx.fail("PUT-2", "puts to a process that is stopped do not complete", error=str(error))
         ctx.barrier(others)
         if ctx.rank == 0:
             ctx.resume(target)

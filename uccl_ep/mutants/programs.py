@@ -52,7 +52,7 @@ def flag_after_data(ctx: Context, wrong: bool) -> None:
 def source_changed_early(ctx: Context, wrong: bool) -> None:
     """The source is stored to again once the target says, by other ways, that it has it. Right: after quiet_source."""
     b = ctx.bench
-    for r in range(_ROUNDS):
+    for r in range(4 * _ROUNDS):
         if ctx.rank == 0:
             b.place(0, _data(ctx, 0, r))
             ticket = b.channel().put_signal(1, 0, 4096, _SIZE, 0)

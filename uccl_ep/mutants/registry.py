@@ -178,7 +178,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _core("abi_not_checked", "ABI-1", "takes a backend of any ABI", "abi1.other_version"),
     # What is wrong on one NIC and right, or unseen, on another: each on the profile that breaks it.
     _virtual("program", "flag_after_data", "PUT-5", "puts data, then a flag behind it, and polls the flag", "efa"),
-    _virtual("program", "source_changed_early", "PUT-3", "stores to a source once the target has the data", "efa3"),
+    _virtual("program", "source_changed_early", "PUT-3", "stores to a source once the target has the data", "efa3",
+             knobs="dup_write=100"),
     _virtual("program", "target_rewritten_early", "PUT-7", "stores to a slot before its put is complete", "efa3"),
     _virtual("core", "source_at_take", "PUT-3", "reports sources free when commands are taken", "efa3",
              "put3.not_read_after_quiet_source"),
