@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -219,11 +220,14 @@ int scale(const scale_options *o) {
         fprintf(stderr, "uccl-ep-explore: no memory for %u ranks\n", o->ranks);
         return 2;
     }
+    /* What ranks exchange while they come up goes back to the system, or it would be taken for what they hold. */
+    mallopt(M_MMAP_THRESHOLD, 256 << 10);
     const uint64_t resident_before = resident_bytes();
     const double began = seconds_now();
     for (uint32_t i = 0; i < o->ranks; i++) run.ranks[i] = (scale_rank){.run = &run, .rank = i};
     coop_run(run.coop, o->ranks, create, between, &run);
     const double created = seconds_now();
+    malloc_trim(0);
     const uint64_t resident = resident_bytes();
     uccl_ep_sim_stats stats = {0};
     uint64_t wrong = 0;
