@@ -105,6 +105,8 @@ void vnic_connect(struct vnic_endpoint *e, uint32_t peer, uint32_t remote_endpoi
     conn->remote = remote_endpoint;
     conn->state = CONN_UP;
     conn->fence_broken = false;
+    /* What the peer took before and nobody gave back is there again, in a shared queue, too. */
+    e->shared_receives += e->receives_peer - conn->receives;
     conn->receives = e->receives_peer;
     if (conn->stray) {
         /* The old completion comes when the new connection is at work. */
@@ -133,11 +135,9 @@ bool vnic_disconnect(struct vnic_endpoint *e, uint32_t peer) {
 }
 
 void vnic_replenish(struct vnic_endpoint *e, uint32_t peer, uint32_t n) {
-    if (e->nic->knobs.srq) {
-        e->shared_receives += n;
-        return;
-    }
-    if (peer < e->peers) conn_get(e, peer)->receives += n;
+    if (peer >= e->peers) return;
+    e->shared_receives += n;
+    conn_get(e, peer)->receives += n;
 }
 
 /* -------------------------------------------------------------------------------------------------------- endpoints */

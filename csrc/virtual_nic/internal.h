@@ -114,7 +114,7 @@ struct conn {
     uint32_t outstanding;
     uint32_t unexecuted, unseen, atomics; /* launched ops that are not yet placed, visible; reads and adds */
     uint32_t adding;                      /* adds that hold a responder's resource, of this queue */
-    uint32_t receives;                    /* receives left for this peer, and how many were posted */
+    uint32_t receives;                    /* posted for this peer less those it took, modulo 2^32 */
     uint32_t events;
     uint32_t posted; /* entries in the buffer of `target`, the NIC that it places at */
     struct vnic_nic *target;

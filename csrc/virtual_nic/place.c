@@ -182,11 +182,13 @@ void op_deliver_immediate(struct op *op) {
     const bool consumes = vnic_imm_consumes(k);
     bool ready = true;
     if (consumes) {
-        struct conn *back = k->srq ? NULL : conn_get(target, op->endpoint->self);
+        struct conn *back = conn_get(target, op->endpoint->self);
         ready = k->srq ? target->shared_receives > 0 : back->receives > 0;
         if (fault(f, VNIC_FAULT_RNR, target->rank, op->endpoint->self, NULL)) ready = false;
-        if (ready && k->srq) target->shared_receives--;
-        if (ready && !k->srq) back->receives--;
+        if (ready) {
+            target->shared_receives--;
+            back->receives--; /* with a shared queue below zero where a peer takes others' */
+        }
     }
     if (!ready) {
         f->stats.rnr++;

@@ -251,7 +251,8 @@ typedef struct uccl_ep_endpoint_config {
     uint32_t inflight;               /* and in all */
     uint32_t max_message_bytes_used; /* longest operation that the core will submit; 0: 2^31 */
     uint32_t receives_peer;          /* immediates that each peer has outstanding towards this endpoint at most: where
-                                      * one takes a receive (IMM_NEEDS_RECEIVE), so many are ready from connect on */
+                                      * one takes a receive (IMM_NEEDS_RECEIVE), so many are ready from connect on,
+                                      * also if the peer took some before and replenish() did not give them back */
 } uccl_ep_endpoint_config;
 
 /* -------------------------------------------------------------------------------------------------------- the table */
