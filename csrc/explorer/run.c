@@ -77,6 +77,7 @@ static void create(void *context, uint32_t rank) {
     snprintf(options, sizeof options, "world=%u,rank=%u", r->number, rank);
     const uccl_ep_config config = {.size = sizeof config,
                                    .backend = r->backend,
+                                   .device = r->o->profile,
                                    .backend_options = options,
                                    .heap_bytes = r->heap_bytes,
                                    .heap = a->heap,

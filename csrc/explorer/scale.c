@@ -98,6 +98,7 @@ static uccl_ep_config config_of(scale_run *run, char *options, size_t room, uint
     snprintf(options, room, "world=%u,rank=%u", run->sim->world_number(run->world), rank);
     return (uccl_ep_config){.size = sizeof(uccl_ep_config),
                             .backend = run->o->backend,
+                            .device = run->o->profile,
                             .backend_options = options,
                             .heap_bytes = 4096,
                             .signals = SLOTS,

@@ -146,13 +146,13 @@ CREATES: tuple[tuple[dict[str, Any], type[UcclEpError], str], ...] = (
     ({"channels": 4096, "proxies": 64}, CommandError, "at most 32"),
     ({"channels": 1, "proxies": 2}, CommandError, "no more than channels"),
     ({"ring_log2": 17}, CommandError, "1 to 16"),
-    ({"strategy": "hold"}, CommandError, "known: auto, ordered_atomic, sender_hold"),
+    ({"strategy": "hold"}, CommandError, "known: auto, fenced_atomic, ordered_atomic, sender_hold"),
     ({"strategy": "sender-hodl"}, CommandError, "did you mean"),
     ({"progress": "none"}, CommandError, "known: caller, threads"),
     ({"cpus": "4095"}, CommandError, ""),
     ({"cpus": "zero"}, CommandError, "no list such as 2,5-7"),
     ({"cpus": "3-1"}, CommandError, "no list such as 2,5-7"),
-    ({"backend": "smh"}, NotABackend, "did you mean 'shm'?"),
+    ({"backend": "shmm"}, NotABackend, "did you mean 'shm'?"),
     ({"device": "shm1"}, NoDevice, "it is called shm0"),
     ({"device": "x" * 100}, CommandError, "63 bytes"),
     ({"backend_options": "promise=much"}, CommandError, "there are promise=ordered"),
@@ -354,8 +354,8 @@ def test_a_flipped_bit_is_a_command_or_refused() -> None:
 # ---------------------------------------------------------------------------------------------------- the command line
 
 LINES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("devices", "--backend", "smh"), ("'shm'", "known")),
-    (("conformance", "--backend", "smh"), ("shm",)),
+    (("devices", "--backend", "shmm"), ("'shm'", "known")),
+    (("conformance", "--backend", "shmm"), ("shm",)),
     (("conformance", "--lane", "shn"), ("shm",)),
     (("conformance", "--level", "cor"), ("core", "full")),
     (("conformance", "--seed", "-1"), ("seed",)),
