@@ -57,7 +57,7 @@ def test_contents() -> None:
     assert {f"uccl_ep/include/uccl_ep/{name}" for name in headers} <= names
     assert {f"{info}licenses/LICENSE", f"{info}licenses/NOTICE", "uccl_ep/py.typed"} <= names  # J11
     assert {"uccl_ep/_core.abi3.so", "uccl_ep/lib/libuccl_ep.so.0", "uccl_ep/lib/mutation/libuccl_ep.so.0"} <= names
-    assert "uccl_ep/lib/libuccl_ep_backend_shm.so" in names
+    assert {f"uccl_ep/lib/libuccl_ep_backend_{name}.so" for name in ("shm", "sim")} <= names
     cases = {path.name for path in (CHECKOUT / "tests/conformance").glob("*.py")}
     assert {f"uccl_ep/conformance/cases/{name}" for name in cases} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
@@ -87,7 +87,7 @@ def test_no_path_of_the_build_machine_is_in_it() -> None:
 def test_it_works_from_an_empty_folder(fresh: Path, tmp_path: Path) -> None:
     """J1, J3."""
     listed = json.loads(output(fresh / "uccl-ep", "backends", "--json", cwd=tmp_path))
-    assert [(one["name"], one["problem"]) for one in listed["backends"]] == [("shm", "")]
+    assert sorted((one["name"], one["problem"]) for one in listed["backends"]) == [("shm", ""), ("sim", "")]
     headers = Path(output(fresh / "python", "-m", "uccl_ep", "--include-dir", cwd=tmp_path).strip())
     assert (headers / "uccl_ep/backend.h").is_file()
     code = """
@@ -102,6 +102,11 @@ with Communicator(SingleProcess(), heap_bytes=4096) as comm:
 def test_the_suite_is_in_it(fresh: Path, tmp_path: Path) -> None:
     report = output(fresh / "uccl-ep", "conformance", "--ranks", "2", "--clause", "PUT-1", "--json", "-", cwd=tmp_path)
     assert json.loads(report)["schema"] == "uccl_ep.conformance/1"
+    arguments = ("--backend", "sim", "--profile", "efa", "--ranks", "2", "--case", "sig2.*", "--json", "-")
+    assert json.loads(output(fresh / "uccl-ep", "conformance", *arguments, cwd=tmp_path))["profile"] == "efa"
+    assert json.loads(
+        output(fresh / "uccl-ep", "explore", "--seeds", "5", "--profile", "cxi", "--json", "-", cwd=tmp_path)
+    )
 
 
 def test_an_editable_install_takes_what_was_rebuilt(tmp_path: Path) -> None:
