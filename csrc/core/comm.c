@@ -140,11 +140,6 @@ static void release(uccl_ep_comm *comm, void *base, uint64_t bytes) {
         munmap(base, bytes);
 }
 
-static bool adds_by_nic(const uccl_ep_comm *comm) {
-    return comm->strategy == UCCL_EP_STRATEGY_ORDERED_ATOMIC || comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC ||
-           comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD;
-}
-
 static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region, void *base, uint64_t bytes) {
     uccl_ep_memory memory = {.size = sizeof memory, .base = base, .bytes = bytes, .dmabuf_fd = -1};
     if (region == UCCL_EP_REGION_HEAP) {
@@ -153,10 +148,8 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
         if (comm->config.heap_dmabuf_fd) memory.dmabuf_fd = comm->config.heap_dmabuf_fd - 1;
         if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_REMOTE_READ;
     } else if (region == UCCL_EP_REGION_SIGNALS) {
-        memory.access = adds_by_nic(comm)                                    ? UCCL_EP_ACCESS_REMOTE_ATOMIC
-                        : comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM ? UCCL_EP_ACCESS_REMOTE_WRITE
-                                                                             : 0;
-        if (!memory.access) return UCCL_EP_OK; /* no NIC adds: the proxies do */
+        if (comm->adder == ADDER_TARGET) return UCCL_EP_OK; /* no NIC touches them */
+        memory.access = comm->adder == ADDER_NIC ? UCCL_EP_ACCESS_REMOTE_ATOMIC : UCCL_EP_ACCESS_REMOTE_WRITE;
     } else {
         memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
         if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_LOCAL_WRITE;
@@ -257,30 +250,24 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p) {
     p->max_inflight = config->max_inflight;
     p->max_inflight_bytes = config->max_inflight_bytes;
     p->max_message_bytes = config->max_message_bytes;
-    /* What the smallest NIC takes, and still a multiple of what any wants. */
-    const uint64_t multiple =
-        agreed->write_alignment > config->granularity ? agreed->write_alignment : config->granularity;
-    const uint64_t taken = agreed->max_message_bytes / multiple * multiple;
-    if (taken && taken < p->max_message_bytes) p->max_message_bytes = (uint32_t)taken;
+    if (agreed->max_message_bytes && agreed->max_message_bytes < p->max_message_bytes) /* the smallest NIC's */
+        p->max_message_bytes = whole_pieces(config, agreed, agreed->max_message_bytes);
     p->max_batch =
         comm->caps.max_batch && comm->caps.max_batch < BATCH_OPERATIONS ? comm->caps.max_batch : BATCH_OPERATIONS;
     p->heap_bytes = config->heap_bytes;
     p->signals = config->signals;
-    p->strategy = comm->strategy;
+    p->adder = (uint8_t)comm->adder;
     p->raise = (uint8_t)comm->raise;
     p->window = comm->window;
-    p->bank = p->index % comm->banks;
-    p->bank_offset = (uint64_t)p->bank * p->signals * sizeof(uint64_t);
+    p->bank_offset = (uint64_t)(p->index % comm->banks) * p->signals * sizeof(uint64_t);
     p->immediate_mask = comm->immediate_bits < 64 ? (1ull << comm->immediate_bits) - 1 : UINT64_MAX;
-    p->sequenced = comm->strategy == UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE;
-    p->hold = comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD ||
-              comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ||
-              comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM;
+    p->hold = comm->hold;
+    p->sequenced = comm->adder == ADDER_TARGET && !comm->hold;
     p->source_early = p->hold || p->sequenced;
     p->put_flags = p->raise == RAISE_REQUEST ? UCCL_EP_OPERATION_VISIBLE : 0;
     p->signal_flags = p->put_flags;
     if (comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC) p->signal_flags |= UCCL_EP_OPERATION_FENCE;
-    p->dresses = p->put_flags || p->signal_flags || p->bank_offset;
+    p->dresses = p->signal_flags || p->bank_offset; /* which have those of puts */
     p->merge = !(config->flags & UCCL_EP_CONFIG_NO_MERGE);
     /* A number that is missing, or a failed fence, holds up all that comes behind it to that peer. */
     const bool stops = agreed->flags & UCCL_EP_CAP_ERROR_STOPS;
@@ -306,20 +293,18 @@ static uccl_ep_status open_links(uccl_ep_comm *comm, struct proxy *p) {
         if (status != UCCL_EP_OK) return status;
     }
     if (!comm->mailbox_bytes) return UCCL_EP_OK;
-    const size_t size = comm->size,
-                 wake_bytes = comm->agreed.caps.write_alignment ? comm->agreed.caps.write_alignment : 1;
-    p->mailboxes = p->sequenced || p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX;
-    const bool wakes = p->mailboxes && !p->sequenced && !comm->immediate_bits;
-    if (p->mailboxes) {
+    const size_t size = comm->size;
+    if (p->adder == ADDER_TARGET) {
+        const bool wakes = p->hold && !comm->immediate_bits;
         p->links = zeroed(size * sizeof *p->links);
         p->returns_due = zeroed(size * sizeof *p->returns_due);
         p->watched = zeroed(size * sizeof *p->watched);
-        if (wakes) p->wakes_seen = zeroed((size * wake_bytes + 63) / 64 * 64);
+        if (wakes) p->wakes_seen = zeroed((size * comm->agreed.caps.write_alignment + 63) / 64 * 64);
         if (!p->links || !p->returns_due || !p->watched || (wakes && !p->wakes_seen))
             return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the links of proxy %u", p->index);
     }
     p->controls = p->in_order && (p->links || p->raise == RAISE_READ);
-    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM) {
+    if (p->adder == ADDER_SOURCE) {
         p->sums =
             mmap(NULL, sums_bytes(comm), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p->sums == MAP_FAILED) p->sums = NULL;
@@ -441,6 +426,7 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
     uccl_ep_status status = exchange(comm, bootstrap, "open", so_far, &mine, sizeof mine, all);
     if (status == UCCL_EP_OK) {
         comm->agreed = (promised){comm->caps, mine.functions};
+        if (!comm->agreed.caps.write_alignment) comm->agreed.caps.write_alignment = 1;
         for (uint32_t rank = 0; rank < comm->size && status == UCCL_EP_OK; rank++) {
             status = same(&mine, &all[rank], comm->rank, rank);
             weaken(&comm->agreed.caps, &all[rank].caps);
@@ -463,10 +449,8 @@ static uccl_ep_status open_agreed(uccl_ep_comm *comm) {
     comm->signal_words = words;
     if ((status = register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes)) != UCCL_EP_OK) return status;
     status = register_region(comm, UCCL_EP_REGION_SIGNALS, comm->signal_words, comm->signal_bytes);
-    if (status == UCCL_EP_OK &&
-        (comm->window || comm->raise == RAISE_READ || comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ||
-         comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)) {
-        comm->mailbox_bytes = page_up(mailbox_bytes(comm));
+    comm->mailbox_bytes = page_up(mailbox_bytes(comm));
+    if (status == UCCL_EP_OK && comm->mailbox_bytes) {
         status = allocate(comm, comm->mailbox_bytes, &comm->mailbox);
         if (status == UCCL_EP_OK)
             status = register_region(comm, UCCL_EP_REGION_MAILBOX, comm->mailbox, comm->mailbox_bytes);

@@ -161,6 +161,13 @@ static uint64_t smaller_limit(uint64_t wish, uint64_t otherwise, uint64_t nic) {
     return nic && nic < value ? nic : value;
 }
 
+/* The largest multiple, within `largest`, of what the NIC and the granule want: pieces of a put stay aligned to both.
+ */
+uint32_t whole_pieces(const uccl_ep_config *c, const uccl_ep_caps *caps, uint64_t largest) {
+    const uint64_t multiple = caps->write_alignment > c->granularity ? caps->write_alignment : c->granularity;
+    return (uint32_t)(largest < multiple ? multiple : largest / multiple * multiple);
+}
+
 void config_limits(uccl_ep_comm *comm) {
     uccl_ep_config *c = &comm->config;
     const uccl_ep_caps *caps = &comm->caps;
@@ -171,10 +178,7 @@ void config_limits(uccl_ep_comm *comm) {
     const uint64_t limit = FAULT(inflight_unlimited) ? 0 : caps->max_inflight_bytes;
     c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, limit / 4 * 3);
     if (c->max_inflight_bytes > MAX_INFLIGHT_BYTES) c->max_inflight_bytes = MAX_INFLIGHT_BYTES;
-    /* Pieces of a put stay aligned to what the NIC and the granule want. */
     uint64_t largest = smaller_limit(c->max_message_bytes, 1ull << 31, caps->max_message_bytes);
     if (limit && largest > limit / 4) largest = limit / 4;
-    const uint64_t multiple = caps->write_alignment > c->granularity ? caps->write_alignment : c->granularity;
-    c->max_message_bytes = (uint32_t)(largest / multiple * multiple);
-    if (!c->max_message_bytes) c->max_message_bytes = (uint32_t)multiple;
+    c->max_message_bytes = whole_pieces(c, caps, largest);
 }

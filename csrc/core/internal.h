@@ -143,9 +143,7 @@ struct link {
     uint64_t expected; /* next of its numbers (sequenced immediate), or count of the next record (sender hold) */
     union {
         uint64_t arrived[MAX_WINDOW / 64]; /* sequenced: bit (number % window) is here, ahead of `expected` */
-        struct {
-            uint64_t records; /* sender hold: count of the record sent last */
-        };
+        uint64_t records;                  /* sender hold: count of the record sent last */
     };
     uint32_t control_seq;   /* in-order NICs: sequence of the return word under way */
     uint16_t receives_used; /* by its immediates, and not given back yet */
@@ -185,6 +183,13 @@ struct channel {
 };
 
 /* ------------------------------------------------------------------------------------------------------------ proxy */
+
+/* Who adds to a signal word (SIG-6). */
+enum adder {
+    ADDER_NIC = 0, /* the target's NIC, by an atomic */
+    ADDER_TARGET,  /* the target's proxy, from a record in its mailbox */
+    ADDER_SOURCE   /* the word's only writer, which stores the new sum */
+};
 
 /* How a completion is raised to "visible" (MEM-3). */
 enum raise {
@@ -246,14 +251,12 @@ struct proxy {
     uint8_t put_flags;    /* UCCL_EP_OPERATION_*, of every operation */
     uint8_t signal_flags; /* of every add */
     bool dresses;         /* there are such flags, or a bank other than the first */
-    uint32_t strategy;
-    uint32_t bank;        /* of signal words: adds of this proxy go there */
-    uint64_t bank_offset; /* bytes of its words into the region */
+    uint8_t adder;        /* enum adder */
+    uint64_t bank_offset; /* of signal words: adds of this proxy go there; bytes into the region */
     uint64_t immediate_mask;
     uint32_t window;    /* sequenced: numbers that may be under way to a peer */
-    struct link *links; /* [size], or NULL: no strategy that needs them */
+    struct link *links; /* [size]; NULL where the adder is not the target */
     struct mailbox mailbox;
-    bool mailboxes;        /* it adds signals for others */
     uint64_t *sums;        /* running sums: [size][signals], of the words whose only writer this rank is */
     uint64_t *wakes_seen;  /* wake bytes as they were when last looked at */
     uint16_t *returns_due; /* peers that are owed a return word */
@@ -329,6 +332,8 @@ typedef struct uccl_ep_comm {
     uint64_t *signal_words; /* [banks][signals] */
     uint64_t signal_bytes;
     uint32_t banks, window;
+    enum adder adder;
+    bool hold;
     uint32_t raise;
     void *mailbox;
     uint64_t mailbox_bytes;
@@ -415,6 +420,7 @@ uccl_ep_status check_usable(uccl_ep_comm *comm);
 /* config.c */
 uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap);
 uccl_ep_status parse_cpus(const char *text, uint32_t index, int *cpu);
+uint32_t whole_pieces(const uccl_ep_config *c, const uccl_ep_caps *caps, uint64_t largest);
 void config_limits(uccl_ep_comm *comm);
 
 /* loader.c */

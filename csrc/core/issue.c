@@ -162,9 +162,9 @@ __attribute__((noinline)) static uccl_ep_operation *plan_due(struct proxy *p, st
     const uint64_t add = sent ? 0 : e->add + go_along(p, q, q->issue, false);
     uccl_ep_operation due[2];
     uint32_t n = 1;
-    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX)
+    if (p->adder == ADDER_TARGET)
         n = sent ? mailbox_wake(p, target, due) : mailbox_tagged(p, target, e->slot, add, due);
-    else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
+    else if (p->adder == ADDER_SOURCE)
         mailbox_sum(p, target, e->slot, add, due);
     else
         write_add(due, e->slot, add);
@@ -176,7 +176,7 @@ __attribute__((noinline)) static uccl_ep_operation *plan_due(struct proxy *p, st
         e->last_seq = (uint32_t)*seq;
         if (i + 1 < n) e->flags |= ENTRY_RECORD_SENT;
     }
-    e->stage = p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ? STAGE_APPLYING : STAGE_TAKEN;
+    e->stage = p->adder == ADDER_TARGET ? STAGE_APPLYING : STAGE_TAKEN;
     return o;
 }
 
@@ -185,10 +185,10 @@ static uccl_ep_operation *plan_unheld(struct proxy *p, struct peer *q, struct en
                                       uint64_t *seq) {
     const uint32_t target = (uint32_t)(q - p->peers);
     uint32_t n = 1;
-    if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX) {
+    if (p->adder == ADDER_TARGET) {
         n = mailbox_tagged(p, target, e->slot, e->add, o);
         p->links[target].records++;
-    } else if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM) {
+    } else if (p->adder == ADDER_SOURCE) {
         mailbox_sum(p, target, e->slot, e->add, o);
         p->sums[(uint64_t)target * p->signals + e->slot] += e->add;
     } else {
@@ -428,10 +428,9 @@ static void due_submitted(struct proxy *p, uint32_t target, const struct before 
     const bool whole = e->stage != STAGE_SIGNAL_DUE;
     if (!(was->head_state.flags & ENTRY_RECORD_SENT) && (whole || e->flags & ENTRY_RECORD_SENT)) {
         const uint64_t along = go_along(p, q, was->issue, true);
-        if (p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
-            p->sums[(uint64_t)target * p->signals + e->slot] += e->add + along;
+        if (p->adder == ADDER_SOURCE) p->sums[(uint64_t)target * p->signals + e->slot] += e->add + along;
     }
-    if (whole && p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX) p->links[target].records++;
+    if (whole && p->adder == ADDER_TARGET) p->links[target].records++;
 }
 
 void issue_peer(struct proxy *p, uint32_t target) {

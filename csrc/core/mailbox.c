@@ -22,7 +22,7 @@
 #define WATCHED_AT_ONCE 256u
 
 static bool tagged(const struct proxy *p) {
-    return p->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX;
+    return p->hold && p->adder == ADDER_TARGET;
 }
 
 static uint64_t line_up(uint64_t bytes) {
@@ -32,12 +32,11 @@ static uint64_t line_up(uint64_t bytes) {
 /* The same on all ranks: it depends on what they agreed on alone. */
 static void layout(const uccl_ep_comm *comm, struct mailbox *m) {
     /* No command comes at a finer granularity than 16, so no NIC that is used asks for more alignment than that. */
-    const uint32_t alignment = comm->agreed.caps.write_alignment ? comm->agreed.caps.write_alignment : 1;
+    const uint32_t alignment = comm->agreed.caps.write_alignment;
     UCCL_EP_ASSERT(alignment <= sizeof(struct record));
     m->wake_bytes = alignment;
     m->return_bytes = alignment > sizeof(uint64_t) ? alignment : (uint32_t)sizeof(uint64_t);
-    const bool records = comm->window || comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX ||
-                         comm->strategy == UCCL_EP_STRATEGY_SENDER_HOLD_SUM;
+    const bool records = comm->adder != ADDER_NIC;
     m->slots = comm->window ? comm->window : records;
     m->returns = 0;
     m->records = records ? line_up((uint64_t)comm->size * m->return_bytes) : 0;
@@ -48,6 +47,7 @@ static void layout(const uccl_ep_comm *comm, struct mailbox *m) {
 
 uint64_t mailbox_bytes(const uccl_ep_comm *comm) {
     struct mailbox m;
+    if (comm->adder == ADDER_NIC && comm->raise != RAISE_READ) return 0;
     layout(comm, &m);
     return 2 * m.box_bytes * comm->config.proxies;
 }
@@ -161,7 +161,7 @@ void mailbox_sum(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, 
     memcpy(at(m, m->outbox, local), &sum, sizeof sum);
     mailbox_write(p, o, local, 0, sizeof sum);
     o->remote_region = UCCL_EP_REGION_SIGNALS;
-    o->remote_offset = ((uint64_t)p->bank * p->signals + slot) * sizeof sum;
+    o->remote_offset = p->bank_offset + slot * sizeof sum;
 }
 
 /* What the peer is told by a return word: the last of its numbers, or records, behind which there is no gap. */

@@ -275,7 +275,7 @@ static void look_at_excluded(struct proxy *p) {
  * return word that came before the goodbye has been seen.
  */
 static void look_at_departed(struct proxy *p) {
-    if (!p->mailboxes) return;
+    if (!p->links) return;
     for (uint32_t w = 0; w < (p->size + 63) / 64; w++) {
         uint64_t bits = p->busy[w] & atomic_load_explicit(&p->comm->departed[w], memory_order_acquire);
         for (; bits; bits &= bits - 1) {
@@ -393,7 +393,7 @@ bool proxy_pass(struct proxy *p) {
     bool worked = drain_all(p);
     if (p->active_count) worked |= issue_all(p);
     worked |= poll_all(p);
-    if (p->mailboxes) worked |= mailbox_pass(p);
+    if (p->links) worked |= mailbox_pass(p);
     if (UNLIKELY(p->failing)) failing_all(p);
     if (UNLIKELY(now - p->housekeeping_ns >= HOUSEKEEPING_NS)) housekeeping(p);
     if (p->moved) {

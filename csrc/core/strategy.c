@@ -39,17 +39,20 @@ static const struct strategy {
     const char *name;
     uint64_t promises;
     uint32_t needs;
+    enum adder adder;
+    bool hold;
 } strategies[] = {
     /* The best first: auto takes the first one whose needs are met. */
     {UCCL_EP_STRATEGY_ORDERED_ATOMIC, "ordered_atomic",
      UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_ORDER_WRITE_ATOMIC | UCCL_EP_CAP_ERROR_STOPS | UCCL_EP_CAP_SIGNALS_STRICT,
-     NEEDS_RAISE | NEEDS_RESPONDERS},
+     NEEDS_RAISE | NEEDS_RESPONDERS, ADDER_NIC, false},
     {UCCL_EP_STRATEGY_FENCED_ATOMIC, "fenced_atomic", UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_FENCE_DELIVERED,
-     NEEDS_RAISE | NEEDS_RESPONDERS},
-    {UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, "sequenced_immediate", 0, NEEDS_NUMBERS},
-    {UCCL_EP_STRATEGY_SENDER_HOLD, "sender_hold", UCCL_EP_CAP_ATOMIC_ADD64, NEEDS_RAISE | NEEDS_RESPONDERS},
-    {UCCL_EP_STRATEGY_SENDER_HOLD_SUM, "sender_hold_sum", 0, NEEDS_RAISE | NEEDS_ONE_WRITER},
-    {UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX, "sender_hold_mailbox", 0, NEEDS_RAISE},
+     NEEDS_RAISE | NEEDS_RESPONDERS, ADDER_NIC, false},
+    {UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, "sequenced_immediate", 0, NEEDS_NUMBERS, ADDER_TARGET, false},
+    {UCCL_EP_STRATEGY_SENDER_HOLD, "sender_hold", UCCL_EP_CAP_ATOMIC_ADD64, NEEDS_RAISE | NEEDS_RESPONDERS, ADDER_NIC,
+     true},
+    {UCCL_EP_STRATEGY_SENDER_HOLD_SUM, "sender_hold_sum", 0, NEEDS_RAISE | NEEDS_ONE_WRITER, ADDER_SOURCE, true},
+    {UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX, "sender_hold_mailbox", 0, NEEDS_RAISE, ADDER_TARGET, true},
 };
 #define STRATEGIES (sizeof strategies / sizeof *strategies)
 
@@ -120,16 +123,18 @@ static void missing(const uccl_ep_comm *comm, const promised *all, const struct 
 
 /* What follows from the strategy for the whole communicator. */
 static void take(uccl_ep_comm *comm, const promised *all, const struct strategy *s) {
-    const bool add = s->promises & UCCL_EP_CAP_ATOMIC_ADD64;
+    const bool sequenced = s->adder == ADDER_TARGET && !s->hold;
     const uint32_t proxies = comm->config.proxies, size = comm->size;
     comm->strategy = s->id;
-    comm->raise = s->id == UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE ? RAISE_RETURN : raise_by(all);
+    comm->adder = s->adder;
+    comm->hold = s->hold;
+    comm->raise = sequenced ? RAISE_RETURN : raise_by(all);
     if (comm->raise == UINT32_MAX) comm->raise = RAISE_NONE; /* strategy_unchecked */
-    const uint32_t adders = add ? all->caps.adding_nics : s->id == UCCL_EP_STRATEGY_SENDER_HOLD_SUM ? proxies : 1;
+    const uint32_t adders = s->adder == ADDER_NIC ? all->caps.adding_nics : s->adder == ADDER_SOURCE ? proxies : 1;
     comm->banks = adders < 2 ? 1 : adders < proxies ? adders : proxies;
     if (FAULT(one_bank)) comm->banks = 1;
     comm->window = 0;
-    if (s->id == UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE) {
+    if (sequenced) {
         /* Numbers under way from one peer; all together so many that receives and mailboxes stay within a few MiB. */
         const uint32_t share = (1u << 16) / size;
         comm->window = share > MAX_WINDOW   ? MAX_WINDOW
@@ -137,8 +142,8 @@ static void take(uccl_ep_comm *comm, const promised *all, const struct strategy 
                                             : 1u << (31 - __builtin_clz(share));
     }
     comm->immediate_bits = 0;
-    const bool wakes = s->id == UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX && immediates_show(all) && receives_return(all);
-    if (wakes || comm->window) comm->immediate_bits = all->caps.immediate_bits;
+    const bool wakes = s->adder == ADDER_TARGET && s->hold && immediates_show(all) && receives_return(all);
+    if (wakes || sequenced) comm->immediate_bits = all->caps.immediate_bits;
     comm->flush_arrivals = !(all->caps.flags & UCCL_EP_CAP_IMM_VISIBLE) && all->functions & HAS_FLUSH_LOCAL;
     comm->replenish = comm->caps.flags & UCCL_EP_CAP_IMM_NEEDS_RECEIVE && comm->backend->replenish;
 }

@@ -10,8 +10,7 @@
 #include <pthread.h>
 
 #include "backends/sim/sim.h"
-#include "testing.h"
-#include "uccl_ep/uccl_ep.h"
+#include "calls.h"
 
 #define SIM_LIBRARY UCCL_EP_TEST_LIBRARY_DIR "/libuccl_ep_backend_sim.so"
 #define SECOND 1000000000ull
@@ -194,18 +193,5 @@ static inline uccl_ep_sim_world *sim_open_with(const char *profile, const char *
 static inline uccl_ep_sim_world *sim_open(const char *profile, const char *knobs, uint32_t ranks, uint64_t seed) {
     return sim_open_with(profile, knobs, NULL, ranks, seed);
 }
-
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        const int ok_status_ = (call);                                                                                 \
-        CHECK(ok_status_ == UCCL_EP_OK, "%s: %s", uccl_ep_status_name(ok_status_), uccl_ep_last_error()->text);        \
-    } while (0)
-
-#define EXPECT(call, expected)                                                                                         \
-    do {                                                                                                               \
-        const int got_status_ = (call);                                                                                \
-        CHECK(got_status_ == (expected), "got %s (%s), expected %s", uccl_ep_status_name(got_status_),                 \
-              uccl_ep_last_error()->text, uccl_ep_status_name(expected));                                              \
-    } while (0)
 
 #endif

@@ -8,8 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include "testing.h"
-#include "uccl_ep/uccl_ep.h"
+#include "calls.h"
 
 #define MAX_THREAD_RANKS 8
 
@@ -94,18 +93,5 @@ static inline void run_ranks(uint32_t size, void (*body)(thread_rank *, void *),
     }
     for (uint32_t i = 0; i < size; i++) pthread_join(threads[i], NULL);
 }
-
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        const int ok_status_ = (call);                                                                                 \
-        CHECK(ok_status_ == UCCL_EP_OK, "%s: %s", uccl_ep_status_name(ok_status_), uccl_ep_last_error()->text);        \
-    } while (0)
-
-#define EXPECT(call, expected)                                                                                         \
-    do {                                                                                                               \
-        const int got_status_ = (call);                                                                                \
-        CHECK(got_status_ == (expected), "got %s (%s), expected %s", uccl_ep_status_name(got_status_),                 \
-              uccl_ep_last_error()->text, uccl_ep_status_name(expected));                                              \
-    } while (0)
 
 #endif
