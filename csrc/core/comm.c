@@ -220,8 +220,9 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
         for (uint64_t k = 0; k <= c->window_mask; k++) c->window[k].channel = (uint8_t)i;
         c->counters = &comm->counters[first_counter + i];
         c->producer = zeroed(sizeof *c->producer);
+        c->gave_up = zeroed(64);
         c->slots = zeroed(sizeof *c->slots << config->ring_log2);
-        if (!c->producer || !c->slots)
+        if (!c->producer || !c->gave_up || !c->slots)
             return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the ring of a channel");
         const uint64_t first = config->first_ticket;
         uccl_ep_ring_format(c->slots, config->ring_log2, first);
@@ -237,6 +238,7 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
                                                .first_ticket = first,
                                                .slots = c->slots,
                                                .producer = c->producer,
+                                               .gave_up = c->gave_up,
                                                .counters = c->counters};
     }
     return UCCL_EP_OK;
@@ -531,6 +533,7 @@ static void free_all(uccl_ep_comm *comm) {
         for (uint32_t k = 0; p->channel && k < p->channels; k++) {
             free(p->channel[k].slots);
             free(p->channel[k].producer);
+            free(p->channel[k].gave_up);
         }
         free(p->channel);
         free(p->entries);

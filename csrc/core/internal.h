@@ -168,6 +168,7 @@ struct channel {
     uccl_ep_slot *slots;
     uccl_ep_ring_counters *counters;
     uccl_ep_ring_producer *producer;
+    uint64_t *gave_up; /* a line of its own */
     uint64_t taken;  /* next ticket to be taken */
     uint64_t source; /* as published, or about to be */
     uint64_t complete;

@@ -119,7 +119,7 @@ static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint
         if (status == UCCL_EP_OK && comm_now(comm) >= deadline) status = no_space(comm, ring->channel, n, timeout_ns);
         if (status != UCCL_EP_OK) {
             /* Reserved and never stored: the ring cannot go past it. */
-            if (!FAULT(give_up_unnoticed)) __atomic_store_n(&ring->producer->gave_up, 1, __ATOMIC_RELEASE);
+            if (!FAULT(give_up_unnoticed)) __atomic_store_n(ring->gave_up, 1, __ATOMIC_RELEASE);
             return status;
         }
         backoff_wait(comm, &b);

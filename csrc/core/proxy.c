@@ -288,7 +288,7 @@ static void look_at_departed(struct proxy *p) {
 static void look_at_abandoned(struct proxy *p) {
     for (uint32_t i = 0; i < p->channels; i++) {
         struct channel *c = &p->channel[i];
-        if (c->closed || !__atomic_load_n(&c->producer->gave_up, __ATOMIC_ACQUIRE)) continue;
+        if (c->closed || !__atomic_load_n(c->gave_up, __ATOMIC_ACQUIRE)) continue;
         uccl_ep_error error;
         fill_error(p, &error, UCCL_EP_E_CLOSED, "PRG-3", UCCL_EP_ANY_RANK);
         error.channel = c->index;

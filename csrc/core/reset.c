@@ -47,7 +47,7 @@ static void reopen(uccl_ep_comm *comm, struct channel *c) {
     uccl_ep_ring_format(c->slots, log2_slots, next);
     c->taken = c->source = c->complete = next;
     c->producer->tail_cache = next;
-    c->producer->gave_up = 0;
+    *c->gave_up = 0;
     c->counters->tail = c->counters->source = next;
     __atomic_store_n(&c->counters->complete, next, __ATOMIC_RELEASE);
 }

@@ -7,7 +7,8 @@
  * a GPU's atomics on host memory are not atomic against a CPU's on most machines.
  *
  *   slots       host memory (pinned for a device channel), written by producers only, 16 bytes each
- *   producer    next ticket, cached tail, gave_up: device memory for a device channel, else host memory
+ *   producer    next ticket, cached tail: device memory for a device channel, else host memory
+ *   gave_up     host memory, written by producers only
  *   counters    host memory, written by the CPU only; those of one proxy lie side by side
  *
  * Ordering. A ticket is the position of a command, 64-bit, starting at uccl_ep_ring.first_ticket. Slot = ticket mod
@@ -48,8 +49,7 @@ typedef struct uccl_ep_ring_producer {
     uccl_ep_u64 head; /* next ticket to be reserved */
     uccl_ep_u64 pad0[7];
     uccl_ep_u64 tail_cache; /* a tail that was read before: spares a read of host memory while it shows space */
-    uccl_ep_u64 gave_up;    /* not zero: a producer reserved tickets and will not store them */
-    uccl_ep_u64 pad1[6];
+    uccl_ep_u64 pad1[7];
 } uccl_ep_ring_producer;
 
 /* What a channel's status word says. */
@@ -85,6 +85,7 @@ typedef struct uccl_ep_ring {
     uccl_ep_u64 first_ticket;
     uccl_ep_slot *slots;
     uccl_ep_ring_producer *producer;
+    uccl_ep_u64 *gave_up; /* not zero: a producer reserved tickets and will not store them */
     const uccl_ep_ring_counters *counters;
 } uccl_ep_ring;
 

@@ -4,7 +4,9 @@
  */
 #include <uccl_ep/uccl_ep.h>
 
+#include <uccl_ep/accelerator.h>
 #include <uccl_ep/backend.h>
+#include <uccl_ep/device_comm.h>
 #include <uccl_ep/ring.h>
 
 #include <uccl_ep/command.h>

@@ -4,6 +4,9 @@
 // also run it: it returns 0.
 #include <uccl_ep/uccl_ep.h>
 
+#include <uccl_ep/accelerator.h>
+#include <uccl_ep/device_comm.h>
+
 #include <uccl_ep/backend.h>
 #include <uccl_ep/ring.h>
 

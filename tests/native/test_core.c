@@ -372,7 +372,7 @@ static void full_ring_rank(thread_rank *r, void *argument) {
     uccl_ep_ring ring;
     OK(uccl_ep_channel_ring(comm, 0, &ring));
     uccl_ep_ring_reserve(&ring, 3);
-    __atomic_store_n(&ring.producer->gave_up, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(ring.gave_up, 1, __ATOMIC_RELEASE);
     OK(uccl_ep_reset(comm, &bootstrap));
     memset(info.heap, 7, 64);
     for (int i = 0; i < 100; i++)
