@@ -20,7 +20,7 @@ COMPILERS = {
     "clang++-c++17": (["clang++", "-std=c++17", *WARNINGS], "cc"),
 }
 # What a run-time compiler sees: the codec and the ring's layout, with no include path but ours.
-DEVICE_HEADERS = ["status.h", "command.h", "ring.h"]
+DEVICE_HEADERS = ["status.h", "command.h", "ring.h", "device_comm.h"]
 
 
 def compile_one(command: list[str], source: Path, text: str) -> None:
@@ -30,7 +30,7 @@ def compile_one(command: list[str], source: Path, text: str) -> None:
 
 
 def test_the_list_is_complete() -> None:
-    assert HEADERS == ["backend.h", "command.h", "ring.h", "status.h", "uccl_ep.h"]
+    assert HEADERS == ["accelerator.h", "backend.h", "command.h", "device_comm.h", "ring.h", "status.h", "uccl_ep.h"]
 
 
 @pytest.mark.required_in_ci

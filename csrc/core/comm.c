@@ -142,10 +142,16 @@ static void release(uccl_ep_comm *comm, void *base, uint64_t bytes) {
 
 static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region, void *base, uint64_t bytes) {
     uccl_ep_memory memory = {.size = sizeof memory, .base = base, .bytes = bytes, .dmabuf_fd = -1};
+    if (comm->caps.max_region_bytes && bytes > comm->caps.max_region_bytes)
+        return fail_local(UCCL_EP_E_REGISTRATION, "MEM-1", "a region of %llu bytes: %s registers at most %llu",
+                          (unsigned long long)bytes, comm->device_info.name,
+                          (unsigned long long)comm->caps.max_region_bytes);
     if (region == UCCL_EP_REGION_HEAP) {
         memory.kind = comm->config.heap_kind;
         memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
         if (comm->config.heap_dmabuf_fd) memory.dmabuf_fd = comm->config.heap_dmabuf_fd - 1;
+        const uccl_ep_status described = device_heap_describe(comm, &memory);
+        if (described != UCCL_EP_OK) return described;
         if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_REMOTE_READ;
     } else if (region == UCCL_EP_REGION_SIGNALS) {
         if (comm->adder == ADDER_TARGET) return UCCL_EP_OK; /* no NIC touches them */
@@ -154,12 +160,9 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
         memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
         if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_LOCAL_WRITE;
     }
-    if (comm->caps.max_region_bytes && bytes > comm->caps.max_region_bytes)
-        return fail_local(UCCL_EP_E_REGISTRATION, "MEM-1", "a region of %llu bytes: %s registers at most %llu",
-                          (unsigned long long)bytes, comm->device_info.name,
-                          (unsigned long long)comm->caps.max_region_bytes);
     host_fail_clear();
     const uccl_ep_status status = comm->backend->region_register(comm->device, region, &memory);
+    if (memory.dmabuf_fd >= 0 && !comm->config.heap_dmabuf_fd) close(memory.dmabuf_fd);
     if (status != UCCL_EP_OK)
         return backend_failed(comm, status, "MEM-1",
                               region == UCCL_EP_REGION_HEAP      ? "registering the heap"
@@ -214,20 +217,19 @@ static uccl_ep_status make_proxy(uccl_ep_comm *comm, uint32_t index, uint32_t fi
     for (uint32_t i = 0; i < p->channels; i++) {
         struct channel *c = &p->channel[i];
         c->index = index + i * config->proxies;
+        const bool host = c->index >= comm->device_channels;
         c->granularity = config->granularity;
         c->window = &p->entries[(size_t)i << p->window_log2];
         c->window_mask = (1ull << p->window_log2) - 1;
         for (uint64_t k = 0; k <= c->window_mask; k++) c->window[k].channel = (uint8_t)i;
         c->counters = &comm->counters[first_counter + i];
-        c->producer = zeroed(sizeof *c->producer);
-        c->gave_up = zeroed(64);
-        c->slots = zeroed(sizeof *c->slots << config->ring_log2);
-        if (!c->producer || !c->gave_up || !c->slots)
-            return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the ring of a channel");
+        c->slots = shared_slots(comm, c->index, &c->gave_up);
+        if (host) c->producer = zeroed(sizeof *c->producer);
+        if (host && !c->producer) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the ring of a channel");
         const uint64_t first = config->first_ticket;
         uccl_ep_ring_format(c->slots, config->ring_log2, first);
         c->taken = c->source = c->complete = first;
-        c->producer->head = c->producer->tail_cache = first;
+        if (host) c->producer->head = c->producer->tail_cache = first;
         *c->counters =
             (uccl_ep_ring_counters){.tail = first, .source = first, .complete = first, .failed = UCCL_EP_NO_TICKET};
         comm->channel_of[c->index] = c;
@@ -344,7 +346,11 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     uccl_ep_config *c = &comm->config;
     if ((status = backend_load(c->backend, &comm->backend)) != UCCL_EP_OK) return status;
 
+    if ((status = accelerator_open(comm)) != UCCL_EP_OK) return status;
+
     host_init(&comm->host, comm);
+    comm->host.accelerator = comm->accelerator;
+    comm->host.gpu = comm->gpu;
     comm->caps.size = sizeof comm->caps;
     host_fail_clear();
     status = comm->backend->device_open(&comm->host, c->device, c->backend_options, &comm->device, &comm->caps);
@@ -376,31 +382,32 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
         return fail_local(UCCL_EP_E_CAPABILITY, "", "%u proxies, and %s has %u endpoints", c->proxies,
                           comm->device_info.name, comm->caps.max_endpoints);
 
-    c->heap_bytes = page_up(c->heap_bytes);
+    if ((status = device_heap_check(comm)) != UCCL_EP_OK) return status;
     if (!c->heap) {
+        c->heap_bytes = page_up(c->heap_bytes);
         if ((status = allocate(comm, c->heap_bytes, &c->heap)) != UCCL_EP_OK) return status;
         comm->heap_owned = true;
     }
     const size_t words64 = (comm->size + 63) / 64;
     comm->rings = zeroed(comm->channels * sizeof *comm->rings);
     comm->channel_of = zeroed(comm->channels * sizeof *comm->channel_of);
-    comm->counters = zeroed(comm->channels * sizeof *comm->counters);
     comm->proxies = zeroed(c->proxies * sizeof *comm->proxies);
     comm->closures = calloc((size_t)comm->channels * comm->size, sizeof *comm->closures);
     comm->records = zeroed(MAX_RECORDS * sizeof *comm->records);
     comm->lost = zeroed(words64 * sizeof *comm->lost);
     comm->departed = zeroed(words64 * sizeof *comm->departed);
     comm->excluded = zeroed(words64 * sizeof *comm->excluded);
-    if (!comm->rings || !comm->channel_of || !comm->counters || !comm->proxies || !comm->closures || !comm->records ||
-        !comm->lost || !comm->departed || !comm->excluded)
+    if (!comm->rings || !comm->channel_of || !comm->proxies || !comm->closures || !comm->records || !comm->lost ||
+        !comm->departed || !comm->excluded)
         return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for %u channels and %u ranks", comm->channels,
                           comm->size);
+    if ((status = shared_open(comm)) != UCCL_EP_OK) return status;
     uint32_t counter = 0;
     for (uint32_t i = 0; i < c->proxies; i++) {
         if ((status = make_proxy(comm, i, counter)) != UCCL_EP_OK) return status;
         counter += comm->proxies[i].channels;
     }
-    return UCCL_EP_OK;
+    return device_channels_open(comm);
 }
 
 static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, uccl_ep_status so_far) {
@@ -449,6 +456,10 @@ static uccl_ep_status open_agreed(uccl_ep_comm *comm) {
     uccl_ep_status status = allocate(comm, comm->signal_bytes, &words);
     if (status != UCCL_EP_OK) return status;
     comm->signal_words = words;
+    status = reach_memory(comm, comm->signal_words, comm->signal_bytes, &comm->signals_reach);
+    if (status == UCCL_EP_OK && c->heap_kind == UCCL_EP_MEMORY_HOST)
+        status = reach_memory(comm, c->heap, c->heap_bytes, &comm->heap_reach);
+    if (status != UCCL_EP_OK) return status;
     if ((status = register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes)) != UCCL_EP_OK) return status;
     status = register_region(comm, UCCL_EP_REGION_SIGNALS, comm->signal_words, comm->signal_bytes);
     comm->mailbox_bytes = page_up(mailbox_bytes(comm));
@@ -473,6 +484,8 @@ static void close_nic(uccl_ep_comm *comm) {
         comm->proxies[i].endpoint = NULL;
     }
     if (!comm->device) return;
+    unreach_memory(comm, &comm->heap_reach);
+    unreach_memory(comm, &comm->signals_reach);
     for (uint32_t region = 0; region < UCCL_EP_REGIONS; region++)
         if (comm->registered[region]) comm->backend->region_deregister(comm->device, (uccl_ep_region)region);
     if (comm->heap_owned) release(comm, comm->config.heap, comm->config.heap_bytes);
@@ -528,13 +541,11 @@ void stop_proxies(uccl_ep_comm *comm) {
 static void free_all(uccl_ep_comm *comm) {
     stop_proxies(comm);
     close_nic(comm);
+    device_channels_close(comm);
+    accelerator_close(comm);
     for (uint32_t i = 0; comm->proxies && i < comm->config.proxies; i++) {
         struct proxy *p = &comm->proxies[i];
-        for (uint32_t k = 0; p->channel && k < p->channels; k++) {
-            free(p->channel[k].slots);
-            free(p->channel[k].producer);
-            free(p->channel[k].gave_up);
-        }
+        for (uint32_t k = 0; p->channel && k < p->channels; k++) free(p->channel[k].producer);
         free(p->channel);
         free(p->entries);
         if (p->peers) munmap(p->peers, PEERS_BYTES);
@@ -553,7 +564,7 @@ static void free_all(uccl_ep_comm *comm) {
     free(comm->proxies);
     free(comm->rings);
     free(comm->channel_of);
-    free(comm->counters);
+    shared_close(comm);
     free(comm->closures);
     free(comm->records);
     free((void *)comm->lost);
@@ -600,6 +611,7 @@ uccl_ep_status uccl_ep_abort(uccl_ep_comm *comm, const char *reason) {
         /* For waits on a device, which look at the status word. */
         for (uint32_t i = 0; i < comm->channels; i++)
             __atomic_store_n(&comm->channel_of[i]->counters->status, UCCL_EP_CHANNEL_ABORTED, __ATOMIC_RELEASE);
+        __atomic_store_n(&comm->control->aborted, 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&comm->failure_lock);
     return UCCL_EP_OK;

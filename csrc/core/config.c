@@ -99,12 +99,14 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
         return fail_local(UCCL_EP_E_INVALID, "", "the path of a backend's library is required, at most 255 bytes");
     if (!copy_string(comm->device_name, sizeof comm->device_name, c->device) ||
         !copy_string(comm->backend_options, sizeof comm->backend_options, c->backend_options) ||
-        !copy_string(comm->cpus, sizeof comm->cpus, c->cpus))
-        return fail_local(UCCL_EP_E_INVALID, "", "device takes 63 bytes, backend_options and cpus 255");
+        !copy_string(comm->cpus, sizeof comm->cpus, c->cpus) ||
+        !copy_string(comm->accelerator_library, sizeof comm->accelerator_library, c->accelerator))
+        return fail_local(UCCL_EP_E_INVALID, "", "device takes 63 bytes, backend_options, cpus and accelerator 255");
     c->backend = comm->library;
     c->device = comm->device_name[0] ? comm->device_name : NULL;
     c->backend_options = comm->backend_options;
     c->cpus = comm->cpus[0] ? comm->cpus : NULL;
+    c->accelerator = comm->accelerator_library[0] ? comm->accelerator_library : NULL;
 
     DEFAULT(signals, DEFAULT_SIGNALS);
     DEFAULT(channels, 1);
@@ -136,8 +138,13 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     if (c->channels > MAX_CHANNELS_PER_PROXY * c->proxies)
         return fail_local(UCCL_EP_E_RANGE, "", "%u channels on %u proxies: at most %u a proxy", c->channels, c->proxies,
                           MAX_CHANNELS_PER_PROXY);
-    if (c->heap_kind > UCCL_EP_MEMORY_ROCM || (c->heap_kind != UCCL_EP_MEMORY_HOST && !c->heap))
+    if (c->device_channels > c->channels)
+        return fail_local(UCCL_EP_E_RANGE, "", "%u device channels of %u channels", c->device_channels, c->channels);
+    if (c->heap_kind > UCCL_EP_MEMORY_EMULATED || (c->heap_kind != UCCL_EP_MEMORY_HOST && !c->heap))
         return fail_local(UCCL_EP_E_INVALID, "MEM-1", "a device heap must be given by the caller, with its kind");
+    if (!c->accelerator && (c->heap_kind != UCCL_EP_MEMORY_HOST || c->device_channels))
+        return fail_local(UCCL_EP_E_INVALID, "", "%s needs an accelerator: give the path of its library",
+                          c->device_channels ? "a device channel" : "a heap in device memory");
     if (c->strategy > UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
         return fail_local(UCCL_EP_E_INVALID, "", "strategy %u is unknown", c->strategy);
     if (c->progress > UCCL_EP_PROGRESS_CALLER)
@@ -152,6 +159,7 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     comm->rank = bootstrap->rank;
     comm->size = bootstrap->size;
     comm->channels = c->channels;
+    comm->device_channels = c->device_channels;
     return UCCL_EP_OK;
 }
 

@@ -98,6 +98,18 @@ void publish_closed(struct proxy *p, struct channel *c) {
 
 void mark_lost(uccl_ep_comm *comm, uint32_t rank) {
     atomic_fetch_or_explicit(&comm->lost[rank >> 6], 1ull << (rank & 63), memory_order_acq_rel);
+    publish_lost(comm);
+}
+
+void publish_lost(uccl_ep_comm *comm) {
+    uint64_t n = 0;
+    pthread_mutex_lock(&comm->failure_lock); /* of two counts the later one stays */
+    for (uint32_t w = 0; w < (comm->size + 63) / 64; w++)
+        n += (uint64_t)__builtin_popcountll((atomic_load_explicit(&comm->lost[w], memory_order_acquire) |
+                                             atomic_load_explicit(&comm->departed[w], memory_order_acquire)) &
+                                            ~atomic_load_explicit(&comm->excluded[w], memory_order_acquire));
+    __atomic_store_n(&comm->control->lost, n, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&comm->failure_lock);
 }
 
 static void no_record(uccl_ep_comm *comm, uccl_ep_error *error, uint32_t channel, uint64_t ticket, uint32_t peer) {
@@ -162,6 +174,7 @@ void failures_clear(uccl_ep_comm *comm) {
         atomic_store(&comm->excluded[w], 0);
     }
     pthread_mutex_unlock(&comm->failure_lock);
+    publish_lost(comm);
 }
 
 /* ----------------------------------------------------------------------------------------------------- public calls */
@@ -215,10 +228,11 @@ uccl_ep_status uccl_ep_exclude(uccl_ep_comm *comm, uint32_t rank) {
     for (uint32_t i = 0; i < comm->channels; i++) {
         closure *k = &comm->closures[(size_t)i * comm->size + rank];
         /* Tickets that were posted before this call may be taken, and refused, after it: they are acknowledged too. */
-        k->acknowledged = __atomic_load_n(&comm->channel_of[i]->producer->head, __ATOMIC_ACQUIRE);
+        k->acknowledged = channel_posted(comm, comm->channel_of[i]);
         k->lowest = 0;
         publish_failed(comm, i);
     }
     pthread_mutex_unlock(&comm->failure_lock);
+    publish_lost(comm);
     return UCCL_EP_OK;
 }

@@ -167,10 +167,10 @@ struct flight {
 struct channel {
     uccl_ep_slot *slots;
     uccl_ep_ring_counters *counters;
-    uccl_ep_ring_producer *producer;
-    uint64_t *gave_up; /* a line of its own */
-    uint64_t taken;  /* next ticket to be taken */
-    uint64_t source; /* as published, or about to be */
+    uccl_ep_ring_producer *producer; /* NULL: kernels post, and it lies in their memory */
+    uint64_t *gave_up;               /* a line of its own */
+    uint64_t taken;                  /* next ticket to be taken */
+    uint64_t source;                 /* as published, or about to be */
     uint64_t complete;
     struct entry *window;
     uint64_t window_mask;
@@ -316,9 +316,15 @@ struct waiting {
     uint32_t slot, source;
 };
 
+/* Memory of the host that kernels reach. */
+struct reach {
+    void *base; /* as it was registered; NULL: it is not */
+    void *device_address;
+};
+
 typedef struct uccl_ep_comm {
     uccl_ep_config config; /* with every default filled in; strings are copies below */
-    char library[256], device_name[64], backend_options[256], cpus[256];
+    char library[256], device_name[64], backend_options[256], cpus[256], accelerator_library[256];
     uint32_t rank, size;
     uint32_t fork_generation;
     const uccl_ep_backend *backend;
@@ -341,11 +347,21 @@ typedef struct uccl_ep_comm {
     uint32_t immediate_bits;
     bool replenish;      /* immediates take receives, which go back */
     bool flush_arrivals; /* bytes that an immediate tells of are visible after flush_local only */
-    uint32_t channels;
-    uccl_ep_ring *rings;             /* [channels] */
-    struct channel **channel_of;     /* [channels] */
+    uint32_t channels, device_channels;
+    uccl_ep_ring *rings;         /* [channels], as their producers see them */
+    struct channel **channel_of; /* [channels] */
+    /* What producers, proxies and kernels share, in pages of its own: one block (device_channel.c). */
+    char *shared;
+    uint64_t shared_bytes;
+    uccl_ep_device_control *control;
+    uccl_ep_device_error *device_error;
     uccl_ep_ring_counters *counters; /* [channels], those of one proxy side by side */
     struct proxy *proxies;
+    const uccl_ep_accelerator *accelerator; /* NULL: no device */
+    uccl_ep_gpu *gpu;
+    uccl_ep_gpu_info gpu_info;
+    char *device_side; /* in device memory: device_channel.c */
+    struct reach shared_reach, heap_reach, signals_reach;
     bool running;           /* proxies pass: not before the end of create, and not within a reset */
     _Atomic bool quiescing; /* before a reset: proxies say whether they are idle */
     _Atomic bool aborted;
@@ -426,6 +442,7 @@ void config_limits(uccl_ep_comm *comm);
 
 /* loader.c */
 uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend);
+uccl_ep_status accelerator_load(const char *path, const uccl_ep_accelerator **accelerator);
 void host_init(uccl_ep_host *host, void *context);
 /* Ask for device `index`. What a backend wrote into the texts ends within them. */
 uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *host, uint32_t index,
@@ -443,6 +460,8 @@ void publish_closed(struct proxy *p, struct channel *c);
 void publish_failed(uccl_ep_comm *comm, uint32_t channel);
 void fill_error(const struct proxy *p, uccl_ep_error *error, int32_t status, const char *clause, uint32_t target);
 void mark_lost(uccl_ep_comm *comm, uint32_t rank);
+/* After a change of who is lost, has departed or is excluded: kernels that wait are told. */
+void publish_lost(uccl_ep_comm *comm);
 uccl_ep_status wait_failure(uccl_ep_comm *comm, uint32_t channel, uint64_t ticket);
 void failures_clear(uccl_ep_comm *comm);
 
@@ -517,6 +536,31 @@ uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const c
 uccl_ep_status start_proxies(uccl_ep_comm *comm);
 void stop_proxies(uccl_ep_comm *comm);
 
+/* accelerator.c: the device, and heaps in its memory */
+uccl_ep_status accelerator_open(uccl_ep_comm *comm);
+void accelerator_close(uccl_ep_comm *comm);
+uccl_ep_status accelerator_failed(const uccl_ep_comm *comm, uccl_ep_status status, const char *clause,
+                                  const char *what);
+uccl_ep_status reach_memory(uccl_ep_comm *comm, void *base, uint64_t bytes, struct reach *reach);
+void unreach_memory(uccl_ep_comm *comm, struct reach *reach);
+uccl_ep_status device_heap_check(uccl_ep_comm *comm);
+uccl_ep_status device_heap_describe(uccl_ep_comm *comm, uccl_ep_memory *memory);
+
+/* device_channel.c: what producers, proxies and kernels share; channels that kernels post to */
+uccl_ep_status shared_open(uccl_ep_comm *comm);
+void shared_close(uccl_ep_comm *comm);
+uccl_ep_slot *shared_slots(const uccl_ep_comm *comm, uint32_t channel, uint64_t **gave_up);
+uccl_ep_status device_channels_open(uccl_ep_comm *comm);
+void device_channels_close(uccl_ep_comm *comm);
+uint64_t device_channel_posted(const uccl_ep_comm *comm, const struct channel *c);
+uccl_ep_status channel_rebase(uccl_ep_comm *comm, const struct channel *c, uint64_t *next);
+
+/* Tickets below it have been posted, or given out where the host posts. */
+static inline uint64_t channel_posted(const uccl_ep_comm *comm, const struct channel *c) {
+    return LIKELY(c->producer != NULL) ? __atomic_load_n(&c->producer->head, __ATOMIC_ACQUIRE)
+                                       : device_channel_posted(comm, c);
+}
+
 /* waiter.c: a wait says that it lasts, and that it is over. */
 uint32_t waiter_begin(uccl_ep_comm *comm, uint32_t slot, uint64_t value, uint32_t source);
 void waiter_end(uccl_ep_comm *comm, uint32_t place);
@@ -530,5 +574,6 @@ void backoff_wait(uccl_ep_comm *comm, backoff *b);
 void backoff_pause(uccl_ep_comm *comm, backoff *b);
 uint64_t deadline_of(const uccl_ep_comm *comm, uint64_t timeout_ns);
 uint64_t comm_now(const uccl_ep_comm *comm);
+uint32_t lost_rank(uccl_ep_comm *comm, uint32_t source);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader.c: opens a backend's library and decides whether it can be used.
+ * loader.c: opens the library of a backend or an accelerator and decides whether it can be used.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -35,6 +35,36 @@ void host_init(uccl_ep_host *host, void *context) {
                            .fail = host_fail};
 }
 
+/* The library stays loaded: its table and its threads may outlive a communicator. */
+static void *library_entry(const char *path, const char *name, const char *what) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *why = dlerror();
+        fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "cannot load the %s %s: %s", what, path, why ? why : "?");
+        return NULL;
+    }
+    void *symbol = dlsym(library, name);
+    if (symbol) return symbol;
+    dlclose(library);
+    fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "%s is not a uccl_ep %s: it does not export %s", path, what, name);
+    return NULL;
+}
+
+/* The version first: the rest of a table of another major may lie anywhere. */
+static uccl_ep_status check_version(const char *path, const char *what, uint32_t major, uint32_t minor,
+                                    uint32_t our_major, uint32_t our_minor) {
+    const bool newer = major == our_major && minor > our_minor;
+    if ((major == our_major && !newer) || FAULT(abi_not_checked)) return UCCL_EP_OK;
+    if (newer || major > our_major)
+        return fail_local(UCCL_EP_E_ABI, "ABI-1",
+                          "the %s %s needs %s ABI %u.%u and this library has %u.%u: install a newer uccl_ep", what,
+                          path, what, major, minor, our_major, our_minor);
+    return fail_local(
+        UCCL_EP_E_ABI, "ABI-1",
+        "the %s %s needs %s ABI %u.%u and this library has %u.%u: rebuild the %s with this uccl_ep's headers", what,
+        path, what, major, minor, our_major, our_minor, what);
+}
+
 /* Every function that ABI 1.0 requires: X(name). */
 #define REQUIRED(X)                                                                                                    \
     X(query)                                                                                                           \
@@ -54,37 +84,36 @@ void host_init(uccl_ep_host *host, void *context) {
     X(poll)                                                                                                            \
     X(describe)
 
+static uccl_ep_status check_size(const char *path, uint32_t bytes, size_t least) {
+    if (bytes >= least) return UCCL_EP_OK;
+    return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "the table of %s has %u bytes, and %zu are needed: rebuild it",
+                      path, bytes, least);
+}
+
+/* A shorter table is one of an older minor: what it lacks is NULL in the copy, which lives as long as the library does.
+ */
+static void *copy_table(const char *path, const void *table, size_t has, size_t size) {
+    void *copy = calloc(1, size);
+    if (copy)
+        memcpy(copy, table, has < size ? has : size);
+    else
+        fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the table of %s", path);
+    return copy;
+}
+
 uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend) {
-    /* The library stays loaded: its table and its threads may outlive a communicator. */
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        const char *why = dlerror();
-        return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "cannot load the backend %s: %s", path, why ? why : "?");
-    }
     /* A symbol's address as a function: ISO C has no cast for it. */
-    union {
+    const union {
         void *symbol;
         const uccl_ep_backend *(*function)(void);
-    } entry_point = {.symbol = dlsym(library, UCCL_EP_BACKEND_ENTRY)};
-    if (!entry_point.symbol) {
-        dlclose(library);
-        return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1",
-                          "%s is not a uccl_ep backend: it does not export " UCCL_EP_BACKEND_ENTRY, path);
-    }
-    const uccl_ep_backend *table = entry_point.function();
+    } entry = {.symbol = library_entry(path, UCCL_EP_BACKEND_ENTRY, "backend")};
+    if (!entry.symbol) return UCCL_EP_E_NOT_A_BACKEND;
+    const uccl_ep_backend *table = entry.function();
     if (!table) return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "%s gave no backend table", path);
-    /* The version first: the rest of a table of another major may lie anywhere. */
-    const bool newer = table->abi_major == UCCL_EP_BACKEND_ABI_MAJOR && table->abi_minor > UCCL_EP_BACKEND_ABI_MINOR;
-    if ((table->abi_major != UCCL_EP_BACKEND_ABI_MAJOR || newer) && !FAULT(abi_not_checked))
-        return fail_local(
-            UCCL_EP_E_ABI, "ABI-1", "the backend %s needs backend ABI %u.%u and this library has %u.%u: %s", path,
-            table->abi_major, table->abi_minor, UCCL_EP_BACKEND_ABI_MAJOR, UCCL_EP_BACKEND_ABI_MINOR,
-            newer || table->abi_major > UCCL_EP_BACKEND_ABI_MAJOR ? "install a newer uccl_ep"
-                                                                  : "rebuild the backend with this uccl_ep's headers");
-    if (table->size < offsetof(uccl_ep_backend, replenish))
-        return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1",
-                          "the table of %s has %u bytes, ABI %u.%u needs at least %zu: rebuild it", path, table->size,
-                          UCCL_EP_BACKEND_ABI_MAJOR, UCCL_EP_BACKEND_ABI_MINOR, offsetof(uccl_ep_backend, replenish));
+    uccl_ep_status status = check_version(path, "backend", table->abi_major, table->abi_minor,
+                                          UCCL_EP_BACKEND_ABI_MAJOR, UCCL_EP_BACKEND_ABI_MINOR);
+    if (status == UCCL_EP_OK) status = check_size(path, table->size, offsetof(uccl_ep_backend, replenish));
+    if (status != UCCL_EP_OK) return status;
 #define CHECK(name)                                                                                                    \
     if (!table->name)                                                                                                  \
         return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "the backend %s lacks the required function %s", path,     \
@@ -93,13 +122,56 @@ uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend) {
 #undef CHECK
     if (!table->name || !table->name[0] || !table->version)
         return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "the backend %s has no name or version", path);
-    /* A shorter table is one of an older minor: what it lacks is NULL here. The copy lives as long as the library does.
-     */
-    uccl_ep_backend *copy = calloc(1, sizeof *copy);
-    if (!copy) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the table of %s", path);
-    memcpy(copy, table, table->size < sizeof *copy ? table->size : sizeof *copy);
-    *backend = copy;
-    return UCCL_EP_OK;
+    *backend = copy_table(path, table, table->size, sizeof *table);
+    return *backend ? UCCL_EP_OK : UCCL_EP_E_NO_MEMORY;
+}
+
+/* Every function that accelerators of 1.0 have: all of them. */
+#define ACCELERATOR_REQUIRED(X)                                                                                        \
+    X(error_text)                                                                                                      \
+    X(query)                                                                                                           \
+    X(open)                                                                                                            \
+    X(close)                                                                                                           \
+    X(device_alloc)                                                                                                    \
+    X(device_free)                                                                                                     \
+    X(host_register)                                                                                                   \
+    X(host_unregister)                                                                                                 \
+    X(copy)                                                                                                            \
+    X(allocation)                                                                                                      \
+    X(export_dmabuf)                                                                                                   \
+    X(ipc_export)                                                                                                      \
+    X(ipc_open)                                                                                                        \
+    X(ipc_close)                                                                                                       \
+    X(queue_open)                                                                                                      \
+    X(queue_close)                                                                                                     \
+    X(copy_start)                                                                                                      \
+    X(mark)                                                                                                            \
+    X(marks_done)                                                                                                      \
+    X(flush_writes)
+
+uccl_ep_status accelerator_load(const char *path, const uccl_ep_accelerator **accelerator) {
+    const union {
+        void *symbol;
+        const uccl_ep_accelerator *(*function)(void);
+    } entry = {.symbol = library_entry(path, UCCL_EP_ACCELERATOR_ENTRY, "accelerator")};
+    if (!entry.symbol) return UCCL_EP_E_NOT_A_BACKEND;
+    const uccl_ep_accelerator *table = entry.function();
+    if (!table) return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "%s gave no accelerator table", path);
+    uccl_ep_status status = check_version(path, "accelerator", table->abi_major, table->abi_minor,
+                                          UCCL_EP_ACCELERATOR_ABI_MAJOR, UCCL_EP_ACCELERATOR_ABI_MINOR);
+    const size_t least = offsetof(uccl_ep_accelerator, flush_writes) + sizeof table->flush_writes;
+    if (status == UCCL_EP_OK) status = check_size(path, table->size, least);
+    if (status != UCCL_EP_OK) return status;
+#define CHECK(name)                                                                                                    \
+    if (!table->name)                                                                                                  \
+        return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "the accelerator %s lacks the required function %s", path, \
+                          #name);
+    ACCELERATOR_REQUIRED(CHECK)
+#undef CHECK
+    if (!table->name || !table->name[0])
+        return fail_local(UCCL_EP_E_NOT_A_BACKEND, "ABI-1", "the accelerator %s has no name", path);
+    *accelerator = copy_table(path, table, table->size, sizeof *table);
+    return *accelerator ? UCCL_EP_OK : UCCL_EP_E_NO_MEMORY;
 }
 
 uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *host, uint32_t index,

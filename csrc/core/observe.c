@@ -30,11 +30,14 @@ uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info) {
                              .signal_words = comm->signal_words,
                              .signal_banks = comm->banks,
                              .window = comm->window,
+                             .heap_kind = c->heap_kind,
+                             .device_channels = comm->device_channels,
                              .device = comm->device_info};
     snprintf(all.backend, sizeof all.backend, "%s", comm->backend->name);
     snprintf(all.backend_version, sizeof all.backend_version, "%s", comm->backend->version);
     snprintf(all.strategy_reason, sizeof all.strategy_reason, "%s", comm->strategy_reason);
     snprintf(all.library, sizeof all.library, "%s", comm->library);
+    if (comm->accelerator) snprintf(all.accelerator, sizeof all.accelerator, "%s", comm->accelerator->name);
     memcpy(info, &all, info->size_of_struct < sizeof all ? info->size_of_struct : sizeof all);
     return UCCL_EP_OK;
 }
@@ -46,7 +49,7 @@ RACY_READ uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t chan
     const struct channel *c = comm->channel_of[channel_index];
     const uint64_t first = comm->config.first_ticket;
     *stats = (uccl_ep_channel_stats){
-        .posted = __atomic_load_n(&c->producer->head, __ATOMIC_RELAXED) - first,
+        .posted = channel_posted(comm, c) - first,
         .taken = __atomic_load_n(&c->counters->tail, __ATOMIC_RELAXED) - first,
         .source = __atomic_load_n(&c->counters->source, __ATOMIC_RELAXED) - first,
         .complete = __atomic_load_n(&c->counters->complete, __ATOMIC_RELAXED) - first,

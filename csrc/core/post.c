@@ -24,11 +24,24 @@ static uccl_ep_status check_target(uccl_ep_comm *comm, uint32_t channel, uint32_
     return (uccl_ep_status)last_error_slot()->status;
 }
 
+static uccl_ep_status refuse_channel(const uccl_ep_comm *comm, uint32_t channel_index) {
+    if (channel_index >= comm->channels)
+        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "channel %u of %u", channel_index, comm->channels);
+    const uint32_t device = comm->device_channels;
+    if (device == comm->channels)
+        return fail_local(UCCL_EP_E_INVALID, "", "all %u channels are posted to by kernels: make one more for the host",
+                          device);
+    return fail_local(UCCL_EP_E_INVALID, "",
+                      "channel %u is posted to by kernels (0 to %u are): the host posts on %u to %u", channel_index,
+                      device - 1, device, comm->channels - 1);
+}
+
 static uccl_ep_status check_channel(uccl_ep_comm *comm, uint32_t channel_index) {
     const uccl_ep_status status = check_usable(comm);
     if (UNLIKELY(status != UCCL_EP_OK)) return status;
-    if (UNLIKELY(channel_index >= comm->channels))
-        return fail_local(UCCL_EP_E_RANGE, "PUT-4", "channel %u of %u", channel_index, comm->channels);
+    /* One comparison for both ends: those of the device come first. */
+    if (UNLIKELY(channel_index - comm->device_channels >= comm->channels - comm->device_channels))
+        return refuse_channel(comm, channel_index);
     if (UNLIKELY(__atomic_load_n(&comm->channel_of[channel_index]->counters->status, __ATOMIC_ACQUIRE) ==
                  UCCL_EP_CHANNEL_CLOSED)) {
         fail_local(UCCL_EP_E_CLOSED, "PRG-3", "channel %u is closed: see errors(), then reset", channel_index);
@@ -225,9 +238,7 @@ static uccl_ep_status post_signal(uccl_ep_comm *comm, uint32_t channel, uint32_t
     if (UNLIKELY((status = check_slot(comm, slot)) != UCCL_EP_OK)) return status;
     for (uint32_t i = 0; FAULT(channels_collide) && i < channel; i++) {
         const struct channel *c = comm->channel_of[i];
-        if (__atomic_load_n(&c->producer->head, __ATOMIC_RELAXED) !=
-            __atomic_load_n(&c->counters->complete, __ATOMIC_RELAXED))
-            add = 0;
+        if (channel_posted(comm, c) != __atomic_load_n(&c->counters->complete, __ATOMIC_RELAXED)) add = 0;
     }
     const uccl_ep_command command = {.op = UCCL_EP_OP_SIGNAL, .target = target, .slot = slot, .add = add};
     uccl_ep_words words;

@@ -222,6 +222,11 @@ static void peer_lost(struct proxy *p, uint32_t target, const char *why) {
     peer_fail(p, target, &error);
 }
 
+static void peer_departed(uccl_ep_comm *comm, uint32_t target) {
+    atomic_fetch_or_explicit(&comm->departed[target >> 6], 1ull << (target & 63), memory_order_acq_rel);
+    publish_lost(comm);
+}
+
 static void look_at_events(struct proxy *p) {
     uccl_ep_event events[8];
     if (!p->comm->backend->events || p->endpoint_broken) return;
@@ -231,8 +236,7 @@ static void look_at_events(struct proxy *p) {
         if (events[i].kind == UCCL_EP_EVENT_PEER_LOST && events[i].peer < p->size)
             peer_lost(p, events[i].peer, events[i].text);
         else if (events[i].kind == UCCL_EP_EVENT_PEER_CLOSED && events[i].peer < p->size)
-            atomic_fetch_or_explicit(&p->comm->departed[events[i].peer >> 6], 1ull << (events[i].peer & 63),
-                                     memory_order_acq_rel);
+            peer_departed(p->comm, events[i].peer);
         else if (events[i].kind == UCCL_EP_EVENT_DEVICE_LOST)
             for (uint32_t target = 0; target < p->size; target++) peer_lost(p, target, events[i].text);
     }
@@ -413,7 +417,7 @@ bool proxy_idle(const struct proxy *p) {
     for (uint32_t i = 0; i < p->channels; i++) {
         const struct channel *c = &p->channel[i];
         if (c->complete != c->taken) return false;
-        if (!c->closed && c->taken != __atomic_load_n(&c->producer->head, __ATOMIC_ACQUIRE)) return false;
+        if (!c->closed && c->taken != channel_posted(p->comm, c)) return false;
     }
     return !p->failing;
 }

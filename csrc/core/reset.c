@@ -40,16 +40,17 @@ static uccl_ep_status finish(uccl_ep_comm *comm) {
 }
 
 /* A channel that had closed starts behind all tickets that were given out. */
-static void reopen(uccl_ep_comm *comm, struct channel *c) {
-    if (!c->closed) return;
-    const uint64_t next = c->producer->head;
-    const uint32_t log2_slots = comm->config.ring_log2;
-    uccl_ep_ring_format(c->slots, log2_slots, next);
+static uccl_ep_status reopen(uccl_ep_comm *comm, struct channel *c) {
+    if (!c->closed) return UCCL_EP_OK;
+    uint64_t next;
+    const uccl_ep_status status = channel_rebase(comm, c, &next);
+    if (status != UCCL_EP_OK) return status;
+    uccl_ep_ring_format(c->slots, comm->config.ring_log2, next);
     c->taken = c->source = c->complete = next;
-    c->producer->tail_cache = next;
     *c->gave_up = 0;
     c->counters->tail = c->counters->source = next;
     __atomic_store_n(&c->counters->complete, next, __ATOMIC_RELEASE);
+    return UCCL_EP_OK;
 }
 
 static bool down(const uccl_ep_comm *comm, uint32_t target) {
@@ -136,7 +137,7 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
                 q->state = PEER_UP;
                 atomic_fetch_and(&comm->departed[target >> 6], ~(1ull << (target & 63)));
             }
-            for (uint32_t k = 0; k < p->channels; k++) reopen(comm, &p->channel[k]);
+            for (uint32_t k = 0; k < p->channels && status == UCCL_EP_OK; k++) status = reopen(comm, &p->channel[k]);
         }
         if (status == UCCL_EP_OK) {
             failures_clear(comm);

@@ -79,10 +79,12 @@ static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, u
         return fail_local(UCCL_EP_E_RANGE, "QUI-1", "channel %u of %u", channel_index, comm->channels);
     const struct channel *c = comm->channel_of[channel_index];
     const uccl_ep_ring_counters *k = c->counters;
-    const uint64_t head = __atomic_load_n(&c->producer->head, __ATOMIC_ACQUIRE);
-    if ((int64_t)(head - ticket) <= 0 || ticket < comm->config.first_ticket)
+    const uint64_t posted = channel_posted(comm, c);
+    /* Who gave up on a device holds a ticket that is in no slot: the loop below says that the channel is closed. */
+    const bool given_up = !c->producer && __atomic_load_n(c->gave_up, __ATOMIC_ACQUIRE);
+    if (ticket < comm->config.first_ticket || ((int64_t)(posted - ticket) <= 0 && !given_up))
         return fail_local(UCCL_EP_E_RANGE, "QUI-1", "ticket %llu of channel %u was never given out (next is %llu)",
-                          (unsigned long long)ticket, channel_index, (unsigned long long)head);
+                          (unsigned long long)ticket, channel_index, (unsigned long long)posted);
     const uint64_t *counter = source ? &k->source : &k->complete;
     uint64_t deadline = 0;
     backoff b = {0};
@@ -138,13 +140,13 @@ static uccl_ep_status quiet(uccl_ep_comm *comm, uint32_t channel_index, bool sou
     for (uint32_t i = all ? 0 : channel_index; i < (all ? comm->channels : channel_index + 1); i++) {
         if (FAULT(quiet_one_channel) && i) break;
         if (FAULT(idle_quiet_waits) && !timeout_ns) return UCCL_EP_IN_PROGRESS;
-        const uint64_t head = __atomic_load_n(&comm->channel_of[i]->producer->head, __ATOMIC_ACQUIRE);
-        if (head == comm->config.first_ticket) continue;
+        const uint64_t posted = channel_posted(comm, comm->channel_of[i]);
+        if (posted == comm->config.first_ticket) continue;
         /* One deadline for all channels. */
         const uint64_t spent = comm_now(comm) - begin;
-        status = wait_counter(comm, i, head - 1, source, timeout_ns > spent ? timeout_ns - spent : 0);
+        status = wait_counter(comm, i, posted - 1, source, timeout_ns > spent ? timeout_ns - spent : 0);
         if (status == UCCL_EP_IN_PROGRESS && timeout_ns)
-            return channel_deadline(comm, i, head - 1, source ? "free at its source" : "complete", timeout_ns);
+            return channel_deadline(comm, i, posted - 1, source ? "free at its source" : "complete", timeout_ns);
         if (status != UCCL_EP_OK) return status;
     }
     return UCCL_EP_OK;
@@ -176,7 +178,7 @@ uccl_ep_status uccl_ep_read_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t *
 }
 
 /* The lowest rank that will send nothing more and that nobody excluded, or NONE. */
-static uint32_t lost_rank(uccl_ep_comm *comm, uint32_t source) {
+uint32_t lost_rank(uccl_ep_comm *comm, uint32_t source) {
     if (source != UCCL_EP_ANY_RANK)
         return bitmap_test(comm->lost, source) || bitmap_test(comm->departed, source) ? source : NONE;
     for (uint32_t w = 0; w < (comm->size + 63) / 64; w++) {

@@ -82,7 +82,9 @@ typedef struct uccl_ep_accelerator {
     /* start. Device memory, zeroed. What a ring's producer block lies in. */
     uccl_ep_status (*device_alloc)(uccl_ep_gpu *gpu, uint64_t bytes, void **address);
     void (*device_free)(uccl_ep_gpu *gpu, void *address);
-    /* start. Make host memory (whole pages) reachable by kernels at *device_address, with coherent loads and stores. */
+    /* start. Make host memory (whole pages) reachable by kernels at *device_address, with coherent loads and stores.
+     * Memory that is reachable already, registered before or allocated so, stays as it is and gets its address again;
+     * each host_unregister takes one host_register back. */
     uccl_ep_status (*host_register)(uccl_ep_gpu *gpu, void *base, uint64_t bytes, void **device_address);
     void (*host_unregister)(uccl_ep_gpu *gpu, void *base);
     /* start. Between any two of host and device memory; done on return. */

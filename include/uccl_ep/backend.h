@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * backend.h: what a NIC vendor fills in. ABI 1.1, pure C.
+ * backend.h: what a NIC vendor fills in. ABI 1.2, pure C.
  *
  * Purpose. A backend is encoding, queue management and polling of one kind of NIC, and nothing else: ordering of
  * signals, flow control, batching, deadlines, errors and retries are the core's. It is a shared library that exports
- * one symbol, uccl_ep_backend_entry, and includes this header (and status.h) alone.
+ * one symbol, uccl_ep_backend_entry, and includes this header (and status.h, accelerator.h) alone.
  *
  * Rules that hold for every function
  *  - Version. `size` comes first in every structure that may grow; fields are only appended; a reader takes what both
@@ -32,6 +32,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "accelerator.h"
 #include "status.h"
 
 #ifdef __cplusplus
@@ -40,8 +41,8 @@ extern "C" {
 
 #define UCCL_EP_BACKEND_ABI_MAJOR 1u
 /* 1.1 added the promises from READ_FLUSHES on, OPERATION_VISIBLE, caps.adding_nics and
- * endpoint_config.receives_peer. */
-#define UCCL_EP_BACKEND_ABI_MINOR 1u
+ * endpoint_config.receives_peer. 1.2 added host.accelerator and host.gpu, and emulated device memory. */
+#define UCCL_EP_BACKEND_ABI_MINOR 2u
 #define UCCL_EP_BACKEND_ENTRY "uccl_ep_backend_entry"
 
 /* Opaque to the core. */
@@ -68,6 +69,10 @@ typedef struct uccl_ep_host {
     /* Text for the error that the running call is about to return: what failed, with which errno or vendor code, and
      * what would make it work. Kept a thread; truncated at 255 bytes. Returns `status`. */
     uccl_ep_status (*fail)(void *context, uccl_ep_status status, int32_t vendor_code, const char *text);
+    /* Whose memory the heap may be, and its opened device; NULL: there is none. What a device promises of visibility
+     * (MEM-3) holds for the kernels of this GPU, its writes_ordering and flush_writes counted in. */
+    const uccl_ep_accelerator *accelerator;
+    uccl_ep_gpu *gpu;
 } uccl_ep_host;
 
 /* -------------------------------------------------------------------------------------------- identity and promises */
@@ -112,6 +117,7 @@ typedef enum uccl_ep_completion_level {
 /* Once an immediate is received, the bytes of its own write are visible to the registered readers. Without it the
  * target calls flush_local() first. */
 #define UCCL_EP_CAP_IMM_VISIBLE (1ull << 21)
+#define UCCL_EP_CAP_EMULATED_MEMORY (1ull << 22) /* as CUDA_MEMORY, of the CPU emulation */
 
 typedef struct uccl_ep_caps {
     uint32_t size;
@@ -162,7 +168,8 @@ typedef enum uccl_ep_region {
 typedef enum uccl_ep_memory_kind {
     UCCL_EP_MEMORY_HOST = 0,
     UCCL_EP_MEMORY_CUDA = 1,
-    UCCL_EP_MEMORY_ROCM = 2
+    UCCL_EP_MEMORY_ROCM = 2,
+    UCCL_EP_MEMORY_EMULATED = 3 /* of the accelerator of the CPU emulation */
 } uccl_ep_memory_kind;
 
 #define UCCL_EP_ACCESS_LOCAL_READ (1u << 0)
@@ -176,7 +183,7 @@ typedef struct uccl_ep_memory {
     uint32_t kind; /* uccl_ep_memory_kind */
     void *base;    /* CPU pointer, or device pointer */
     uint64_t bytes;
-    int32_t dmabuf_fd; /* -1: none */
+    int32_t dmabuf_fd; /* -1: none; valid during the call */
     uint32_t access;   /* UCCL_EP_ACCESS_* needed: ask the NIC for no more, some refuse a right that they lack */
     uint64_t dmabuf_offset;
 } uccl_ep_memory;

@@ -22,7 +22,8 @@ typedef struct uccl_ep_device_control {
 } uccl_ep_device_control;
 
 /* The first failure that a device met since it was taken (uccl_ep_comm_device_error). Host memory, written by the one
- * producer that claimed it; `status` last, with release. */
+ * producer that claimed it; `status` last, with release. Who takes it clears `status` and then gives the claim back:
+ * between the two nobody else writes. */
 typedef struct uccl_ep_device_error {
     uccl_ep_u64 status;  /* uccl_ep_status as 64 bits; zero: none */
     uccl_ep_u64 what;    /* uccl_ep_device_what */

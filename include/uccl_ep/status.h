@@ -25,9 +25,9 @@
     X(E_ABORTED, -7008, "the communicator was aborted: only closing it is allowed")                                    \
     X(E_REGISTRATION, -7009, "memory could not be registered with the NIC: the record says what would make it work")   \
     X(E_CAPABILITY, -7010, "the NIC does not promise what was asked for")                                              \
-    X(E_ABI, -7011, "the backend was built for another version of the backend interface")                              \
-    X(E_NOT_A_BACKEND, -7012, "the library is not a uccl_ep backend")                                                  \
-    X(E_NO_DEVICE, -7013, "no such NIC on this machine")                                                               \
+    X(E_ABI, -7011, "the backend, or the accelerator, was built for another version of its interface")                 \
+    X(E_NOT_A_BACKEND, -7012, "the library is no backend, or no accelerator, of uccl_ep")                              \
+    X(E_NO_DEVICE, -7013, "no such NIC, or no such GPU, on this machine")                                              \
     X(E_NO_MEMORY, -7014, "not enough memory, address space or locked memory")                                         \
     X(E_BOOTSTRAP, -7015, "the ranks could not be brought together")                                                   \
     X(E_NIC, -7016, "the NIC reported an error: the record holds the vendor's code and text")                          \

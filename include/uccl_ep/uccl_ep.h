@@ -29,8 +29,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "accelerator.h"
 #include "backend.h"
 #include "command.h"
+#include "device_comm.h"
 #include "ring.h"
 #include "status.h"
 
@@ -118,9 +120,9 @@ typedef struct uccl_ep_config {
     const char *backend;              /* path of the backend's shared library: required */
     const char *device;               /* NIC by name [the first usable] */
     const char *backend_options;      /* "key=value,..." [none] */
-    uint64_t heap_bytes;              /* required; the same on all ranks; rounded up to pages */
-    void *heap;                       /* memory of the caller [allocated, zeroed] */
-    uint32_t heap_kind;               /* uccl_ep_memory_kind [host] */
+    uint64_t heap_bytes;              /* required; the same on all ranks; what is allocated is rounded up to pages */
+    void *heap;                       /* memory of the caller, also device memory [allocated, zeroed] */
+    uint32_t heap_kind;               /* uccl_ep_memory_kind; that of the accelerator, or host [host] */
     int32_t heap_dmabuf_fd;           /* [0: none]; otherwise the descriptor + 1 */
     uint32_t signals;                 /* words of the signal array [1024] */
     uint32_t channels;                /* [1] at most 64 a proxy */
@@ -151,6 +153,10 @@ typedef struct uccl_ep_config {
     void *idle_context;
     /* Of the operations to each peer, 64 bits; the default lies just below 2^32. Tests start near another wrap. */
     uint64_t first_sequence;
+    const char *accelerator;     /* path of its library: what kernels post and read with [none] */
+    uint32_t accelerator_device; /* its index [0] */
+    /* Channels 0 .. device_channels - 1 are posted to by kernels (uccl_ep_comm_device), the others by the host [0] */
+    uint32_t device_channels;
 } uccl_ep_config;
 
 #define UCCL_EP_CONFIG_HUGE_PAGES_ON (1u << 0) /* or fail [where the machine has them to spare] */
@@ -164,8 +170,9 @@ typedef struct uccl_ep_config {
  * and why. */
 UCCL_EP_API uccl_ep_status uccl_ep_comm_create(const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap,
                                                uccl_ep_comm **comm);
-/* Local. Ends waits (E_ABORTED), stops the proxies, closes endpoints, then frees memory. Peers that still put to this
- * rank see it as lost: a program calls quiet and a barrier first (MEM-2). NULL is allowed. */
+/* Local. Ends waits (E_ABORTED), on the device too, stops the proxies, closes endpoints, then frees memory. Peers that
+ * still put to this rank see it as lost: a program calls quiet and a barrier first (MEM-2). Kernels that use the
+ * communicator must have ended: what they read goes. NULL is allowed. */
 UCCL_EP_API void uccl_ep_comm_destroy(uccl_ep_comm *comm);
 /* Any thread, any time; final. All waits of this rank end with E_ABORTED within milliseconds (ABT-1). */
 UCCL_EP_API uccl_ep_status uccl_ep_abort(uccl_ep_comm *comm, const char *reason);
@@ -186,8 +193,23 @@ typedef struct uccl_ep_comm_info {
     uccl_ep_device_info device; /* with the promises of the opened device */
     uint32_t signal_banks;      /* signal_words is [signal_banks][signals]: a signal's value is the sum over them */
     uint32_t window;            /* strategies with a mailbox: operations outstanding to a peer at most; others: 0 */
+    uint32_t heap_kind;         /* uccl_ep_memory_kind */
+    uint32_t device_channels;   /* channels 0 .. device_channels - 1 are the device's */
+    char accelerator[64];       /* "cuda", "hip", "emulation", or empty */
 } uccl_ep_comm_info;
 UCCL_EP_API uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info);
+
+/* ------------------------------------------------------------------------------------------------------- the device */
+
+/* What kernels are given, by value: see device.h. Current until destroy. */
+UCCL_EP_API uccl_ep_status uccl_ep_comm_device(uccl_ep_comm *comm, uccl_ep_device_comm *out);
+/*
+ * Take the first failure that a kernel met. OK: there was none. Otherwise its status, with channel, ticket and a text
+ * in uccl_ep_last_error(); where the failed command left a record (uccl_ep_errors), that is the error, and its status.
+ * `out` (may be NULL) is what the kernel wrote. Then the next failure can be kept. A look costs a load; taking one may
+ * wait for kernels that run. One thread.
+ */
+UCCL_EP_API uccl_ep_status uccl_ep_comm_device_error(uccl_ep_comm *comm, uccl_ep_device_error *out);
 
 /* ---------------------------------------------------------------------------------------------------------- posting */
 
@@ -212,7 +234,7 @@ UCCL_EP_API uccl_ep_status uccl_ep_post_many(uccl_ep_comm *comm, uint32_t channe
  * (ERR-4). */
 UCCL_EP_API uccl_ep_status uccl_ep_post_raw(uccl_ep_comm *comm, uint32_t channel, const uccl_ep_words *words,
                                             uint32_t n, uint64_t timeout_ns, uint64_t *ticket);
-/* The ring itself, for producers that post by ring.h or device.h. */
+/* The ring itself, for producers that post by ring.h. That of a device channel has addresses of the device. */
 UCCL_EP_API uccl_ep_status uccl_ep_channel_ring(uccl_ep_comm *comm, uint32_t channel, uccl_ep_ring *ring);
 
 /* ---------------------------------------------------------------------------------------------------------- waiting */
@@ -252,14 +274,15 @@ UCCL_EP_API uccl_ep_status uccl_ep_exclude(uccl_ep_comm *comm, uint32_t rank);
  * Collective over all ranks of the communicator, all of them alive (ERR-6). Every (channel, target) that was closed on
  * any rank gets a new incarnation: what was queued or in flight is given up, connections are made anew, nothing of the
  * old incarnation is applied afterwards. Signal words of all ranks then start again at zero, as after create. Errors
- * are cleared.
+ * are cleared. No kernel that uses the communicator runs meanwhile.
  */
 UCCL_EP_API uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap);
 
 /* -------------------------------------------------------------------------------------------------------- observing */
 
 typedef struct uccl_ep_channel_stats {
-    uint64_t posted, taken, source, complete; /* tickets, counted from first_ticket */
+    uint64_t posted, taken, source, complete; /* tickets, counted from first_ticket; of a device channel `posted` is
+                                               * what can be seen in its slots */
     uint64_t failed;                          /* commands that failed or were refused */
     uint64_t bytes;                           /* of puts taken */
     uint64_t signals;                         /* taken */

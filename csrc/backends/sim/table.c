@@ -539,7 +539,7 @@ static uccl_ep_status sim_flush_local(uccl_ep_endpoint *e, uccl_ep_region region
 static const uccl_ep_backend sim_table = {
     .size = sizeof(uccl_ep_backend),
     .abi_major = UCCL_EP_BACKEND_ABI_MAJOR,
-    .abi_minor = UCCL_EP_BACKEND_ABI_MINOR,
+    .abi_minor = 1,
     .name = "sim",
     .version = "0.1.0",
     .query = sim_query,
