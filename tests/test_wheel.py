@@ -73,7 +73,7 @@ def test_metadata() -> None:
         for value in metadata.get_all("Requires-Dist", [])
         if "extra" not in value
     }
-    assert required == {"cffi", "numpy", "typer", "rich", "jinja2", "tomli"}
+    assert required == {"cffi", "numpy", "platformdirs", "typer", "rich", "jinja2", "tomli"}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
 

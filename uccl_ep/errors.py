@@ -3,6 +3,7 @@
 
 UcclEpError (RuntimeError)
  +-- CommandError (ValueError)           a call or a command is not valid: E_INVALID, E_RANGE, E_ALIGNMENT, E_MALFORMED
+ |    +-- CompileError                   a kernel does not compile: the text holds the compiler's log
  +-- DeadlineExceeded (TimeoutError)     E_DEADLINE
  +-- PeerLost (ConnectionError)          E_PEER_LOST: exclude the peer, or reset
  +-- ChannelClosed                       E_CLOSED: the channel, or the way to a peer on it; a closed communicator
@@ -14,11 +15,17 @@ UcclEpError (RuntimeError)
  +-- CapabilityError                     E_CAPABILITY: the NIC does not promise it
  +-- NicError                            E_NIC: with the vendor's code
  +-- NoDevice                            E_NO_DEVICE
+ |    +-- NoDriver                       a GPU's driver is not there, or does not start
+ |    +-- DriverTooOld                   it is too old: the text says what is needed
  +-- NotABackend                         E_NOT_A_BACKEND
  +-- AbiMismatch                         E_ABI
  +-- BackendFault                        E_BACKEND: a bug of the backend
  +-- Unsupported                         E_UNSUPPORTED
+ |    +-- MissingPackage                 an optional package is not installed: the text says which
+ |    +-- MissingCompiler                no compiler for kernels: the text says what to install
+ |    +-- UnsupportedArchitecture        the compiler, or the driver, does not know this GPU
  +-- SystemError_ (OSError)              E_SYSTEM: the operating system refused
+      +-- AcceleratorError               a GPU's driver refused, or a kernel failed: with the vendor's code
 
 Every one carries `record`, the facts (who, whom, which command), and `advice`, what to do.
 """
@@ -179,6 +186,35 @@ class Unsupported(UcclEpError):
 
 class SystemError_(UcclEpError, OSError):
     _default = "E_SYSTEM"
+
+
+# More precise kinds of the above, which only Python finds: their status is that of the kind.
+class CompileError(CommandError):
+    pass
+
+
+class NoDriver(NoDevice):
+    pass
+
+
+class DriverTooOld(NoDevice):
+    pass
+
+
+class MissingPackage(Unsupported):
+    pass
+
+
+class MissingCompiler(Unsupported):
+    pass
+
+
+class UnsupportedArchitecture(Unsupported):
+    pass
+
+
+class AcceleratorError(SystemError_):
+    pass
 
 
 _BY_NAME: dict[str, type[UcclEpError]] = {kind._default: kind for kind in UcclEpError.__subclasses__()}

@@ -27,6 +27,11 @@ def include_dir() -> Path:
     return installed_dir() / "include"
 
 
+def kernels_dir() -> Path:
+    """Source code of the kernels that uccl_ep brings."""
+    return installed_dir() / "kernels"
+
+
 def core_library() -> Path:
     return library_dir() / "libuccl_ep.so.0"
 

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HIP, by hip-python's bindings of its runtime and of hiprtc: pip install 'uccl_ep[hip]'. ROCm itself is the system's.
+
+Calls leave the device of the calling thread as they found it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ._arguments import Packed
+from ._driver import Compiler, Dim3, Driver, Handle, Info, KernelAttributes
+
+
+def _package(name: str) -> Any:
+    try:
+        return getattr(importlib.import_module("hip"), name)
+    except (ImportError, AttributeError) as error:
+        raise errors.MissingPackage(f"hip.{name} cannot be imported ({error}): pip install 'uccl_ep[hip]'") from error
+
+
+# ------------------------------------------------------------------------------------------------------ the compiler
+class Hiprtc(Compiler):
+    """Needs no GPU."""
+
+    kind = "hip"
+
+    @functools.cached_property
+    def _hiprtc(self) -> Any:
+        hiprtc = _package("hiprtc")
+        try:
+            self._release = self._call(hiprtc, hiprtc.hiprtcVersion())
+        except (RuntimeError, OSError) as error:
+            raise errors.MissingCompiler(
+                f"libhiprtc.so, the compiler of HIP, cannot be loaded ({error}): install ROCm 5.5 or newer, and put "
+                "its lib folder into LD_LIBRARY_PATH"
+            ) from error
+        return hiprtc
+
+    @staticmethod
+    def _call(hiprtc: Any, result: Any) -> Any:
+        code, *values = result
+        if code != hiprtc.hiprtcResult.HIPRTC_SUCCESS:
+            raise errors.AcceleratorError(f"hiprtc failed: {code.name}", vendor_code=int(code))
+        return values[0] if len(values) == 1 else values
+
+    def version(self) -> str:
+        _ = self._hiprtc
+        # The version is that of the interface; the compiler's own is the runtime's build.
+        try:
+            _, build = _package("hip").hipRuntimeGetVersion()
+        except RuntimeError:
+            build = "unknown"
+        return f"hiprtc {self._release[0]}.{self._release[1]} of HIP {build}"
+
+    def compile(
+        self, source: str, name: str, architecture: str, options: Sequence[str], headers: Mapping[str, str]
+    ) -> bytes:
+        hiprtc = self._hiprtc
+        named = [*headers.items(), *((key.rsplit("/", 1)[1], text) for key, text in headers.items() if "/" in key)]
+        program = self._call(
+            hiprtc,
+            hiprtc.hiprtcCreateProgram(
+                source.encode(), name.encode(), len(named), [text.encode() for _, text in named],
+                [key.encode() for key, _ in named],
+            ),
+        )  # fmt: skip
+        try:
+            flags = [f"--offload-arch={architecture}", "-std=c++17", *options]
+            (code,) = hiprtc.hiprtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+            if code != hiprtc.hiprtcResult.HIPRTC_SUCCESS:
+                log = bytearray(max(int(self._call(hiprtc, hiprtc.hiprtcGetProgramLogSize(program))), 1))
+                self._call(hiprtc, hiprtc.hiprtcGetProgramLog(program, log))
+                # The compiler works on a file of its own.
+                text = re.sub(r"\S*/CompileSource\b", name, log.rstrip(b"\0\n").decode("utf-8", "replace"))
+                if "HIPRTC_ERROR_INVALID_OPTION" in code.name or ("unsupported" in text and "arch" in text):
+                    raise errors.UnsupportedArchitecture(f"{self.version()} makes no code for {architecture}:\n{text}")
+                raise errors.CompileError(f"{name} does not compile for {architecture} ({code.name}):\n{text}")
+            image = bytearray(int(self._call(hiprtc, hiprtc.hiprtcGetCodeSize(program))))
+            self._call(hiprtc, hiprtc.hiprtcGetCode(program, image))
+            return bytes(image)
+        finally:
+            hiprtc.hiprtcDestroyProgram(program.createRef())
+
+
+# -------------------------------------------------------------------------------------------------------- the driver
+class Hip(Driver):
+    def __init__(self, index: int) -> None:
+        self._hip: Any = _package("hip")
+        self._lock = threading.Lock()
+        self._registered: dict[int, int] = {}
+        self.compiler = Hiprtc()
+        try:
+            code, count = self._hip.hipGetDeviceCount()
+        except RuntimeError as error:
+            raise errors.NoDriver(
+                f"libamdhip64.so, the runtime of HIP, cannot be loaded ({error}): install ROCm, and put its lib folder "
+                "into LD_LIBRARY_PATH"
+            ) from error
+        if code == self._hip.hipError_t.hipErrorNoDevice or (code == self._hip.hipError_t.hipSuccess and not count):
+            raise errors.NoDevice("HIP shows no GPU (HIP_VISIBLE_DEVICES may hide it; /dev/kfd must be accessible)")
+        if code != self._hip.hipError_t.hipSuccess:
+            raise errors.NoDriver(f"HIP does not start: {self._text(code)}", vendor_code=int(code))
+        if not 0 <= index < count:
+            raise errors.NoDevice(f"no HIP device {index}: this process sees {count}, from 0")
+        self._device = index
+        self.info = self._describe(index)
+
+    def _describe(self, index: int) -> Info:
+        with self._current():
+            properties = self._properties(index)
+            numa = self._attribute("HostNumaId", -1)
+            version = int(self._call("hipRuntimeGetVersion"))
+            return Info(
+                kind="hip",
+                index=index,
+                name=_string(properties.name),
+                # Without ":sramecc+:xnack-": code for the plain name runs with every setting.
+                architecture=_string(properties.gcnArchName).split(":")[0],
+                warp_size=int(properties.warpSize),
+                multiprocessors=int(properties.multiProcessorCount),
+                memory_bytes=int(properties.totalGlobalMem),
+                max_threads=int(properties.maxThreadsPerBlock),
+                shared_bytes=int(properties.sharedMemPerBlock),
+                clock_hz=self._attribute("WallClockRate", 100_000) * 1000,  # s_memrealtime
+                # ROCm says nothing of it: the order is that of fine-grained memory, and nothing can be asked to flush.
+                writes_ordering="unordered",
+                can_flush=False,
+                dmabuf=bool(self._attribute("DmaBufSupported", 0)),
+                host_atomics=bool(self._attribute("HostNativeAtomicSupported", 0)),
+                cooperative=bool(self._attribute("CooperativeLaunch", 0)),
+                numa_node=numa if numa >= 0 else None,
+                address=f"{properties.pciDomainID:04x}:{properties.pciBusID:02x}:{properties.pciDeviceID:02x}.0",
+                driver=f"HIP {version // 10_000_000}.{version // 100_000 % 100}",
+            )
+
+    def _properties(self, index: int) -> Any:
+        """With a name of each field, whatever version of the structure the runtime has."""
+        return self._call("hipGetDeviceProperties", index)
+
+    def _attribute(self, name: str, otherwise: int) -> int:
+        """Older runtimes know fewer of them."""
+        which = getattr(self._hip.hipDeviceAttribute_t, f"hipDeviceAttribute{name}", None)
+        if which is None:
+            return otherwise
+        code, value = self._hip.hipDeviceGetAttribute(which, self._device)
+        return int(value) if code == self._hip.hipError_t.hipSuccess else otherwise
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        code, *values = getattr(self._hip, name)(*arguments)
+        if code != self._hip.hipError_t.hipSuccess:
+            raise self._error(name, code)
+        return values[0] if len(values) == 1 else values
+
+    def _text(self, code: Any) -> str:
+        return f"{code.name}, {_string(self._hip.hipGetErrorString(code))}"
+
+    def _error(self, name: str, code: Any) -> errors.UcclEpError:
+        kinds = {
+            "OutOfMemory": errors.OutOfMemory,
+            "NoDevice": errors.NoDevice,
+            "InvalidDevice": errors.NoDevice,
+            "NotSupported": errors.Unsupported,
+            "NoBinaryForGpu": errors.UnsupportedArchitecture,
+            "CooperativeLaunchTooLarge": errors.CommandError,
+            "LaunchOutOfResources": errors.CommandError,
+        }
+        kind = kinds.get(code.name.removeprefix("hipError"), errors.AcceleratorError)
+        return kind(f"{name}: {self._text(code)}", vendor_code=int(code))
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        before = self._call("hipGetDevice")
+        self._call("hipSetDevice", self._device)
+        try:
+            yield
+        finally:
+            self._call("hipSetDevice", before)
+
+    def _inside(self, name: str, *arguments: Any) -> Any:
+        with self._current():
+            return self._call(name, *arguments)
+
+    # Memory.
+    def alloc(self, nbytes: int) -> int:
+        # Fine-grained: what NICs and other processes write is seen by kernels that run, which plain device memory does
+        # not promise (MEM-1).
+        return int(self._inside("hipExtMallocWithFlags", nbytes, self._hip.hipDeviceMallocFinegrained))
+
+    def free(self, address: int) -> None:
+        self._inside("hipFree", address)
+
+    def host_register(self, address: int, nbytes: int) -> int:
+        flags = self._hip.hipHostRegisterMapped | self._hip.hipHostRegisterPortable
+        results = self._hip.hipError_t
+        with self._lock, self._current():
+            (code,) = self._hip.hipHostRegister(address, nbytes, flags)
+            if code not in (results.hipSuccess, results.hipErrorHostMemoryAlreadyRegistered):
+                raise errors.RegistrationError(
+                    f"{nbytes} bytes of host memory cannot be registered with the GPU: {self._text(code)}. It must be "
+                    "ordinary memory of this process, and as much must be allowed to be locked (ulimit -l)",
+                    vendor_code=int(code),
+                )
+            if code != results.hipSuccess:
+                self._registered[address] = self._registered.get(address, 0) + 1
+            return int(self._call("hipHostGetDevicePointer", address, 0))
+
+    def host_unregister(self, address: int) -> None:
+        with self._lock, self._current():
+            if self._registered.get(address, 0):
+                self._registered[address] -= 1
+            else:
+                self._call("hipHostUnregister", address)
+
+    def copy(self, stream: Handle, to: int, source: int, nbytes: int) -> None:
+        self._inside("hipMemcpyAsync", to, source, nbytes, self._hip.hipMemcpyKind.hipMemcpyDefault, stream)
+
+    def fill(self, stream: Handle, address: int, value: int, nbytes: int) -> None:
+        self._inside("hipMemsetAsync", address, value, nbytes, stream)
+
+    def export_dmabuf(self, address: int, nbytes: int) -> int:
+        descriptor = ctypes.c_int(-1)
+        kind = self._hip.hipMemRangeHandleType.hipMemRangeHandleTypeDmaBufFd
+        self._inside("hipMemGetHandleForAddressRange", ctypes.addressof(descriptor), address, nbytes, kind, 0)
+        return descriptor.value
+
+    # Streams and events.
+    def stream_create(self) -> Handle:
+        return int(self._inside("hipStreamCreateWithFlags", self._hip.hipStreamNonBlocking))
+
+    def stream_destroy(self, stream: Handle) -> None:
+        self._inside("hipStreamDestroy", stream)
+
+    def stream_done(self, stream: Handle) -> bool:
+        with self._current():
+            return self._ready("hipStreamQuery", stream)
+
+    def _ready(self, name: str, handle: Handle) -> bool:
+        (code,) = getattr(self._hip, name)(handle)
+        if code == self._hip.hipError_t.hipErrorNotReady:
+            return False
+        if code != self._hip.hipError_t.hipSuccess:
+            raise self._error(name, code)
+        return True
+
+    def stream_wait(self, stream: Handle, event: Handle) -> None:
+        self._inside("hipStreamWaitEvent", stream, event, 0)
+
+    def event_record(self, stream: Handle) -> Handle:
+        with self._current():
+            event = int(self._call("hipEventCreateWithFlags", self._hip.hipEventDefault))
+            self._call("hipEventRecord", event, stream)
+            return event
+
+    def event_destroy(self, event: Handle) -> None:
+        self._inside("hipEventDestroy", event)
+
+    def event_done(self, event: Handle) -> bool:
+        with self._current():
+            return self._ready("hipEventQuery", event)
+
+    def event_seconds(self, begin: Handle, end: Handle) -> float:
+        return float(self._inside("hipEventElapsedTime", begin, end)) / 1e3
+
+    # Code: loading puts all of it onto the device.
+    def load(self, image: bytes, name: str) -> Handle:
+        return int(self._inside("hipModuleLoadData", np.frombuffer(image, np.uint8).ctypes.data))
+
+    def unload(self, module: Handle) -> None:
+        self._inside("hipModuleUnload", module)
+
+    def function(self, module: Handle, name: str) -> Handle | None:
+        with self._current():
+            code, function = self._hip.hipModuleGetFunction(module, name.encode())
+            if code == self._hip.hipError_t.hipErrorNotFound:
+                return None
+            if code != self._hip.hipError_t.hipSuccess:
+                raise self._error("hipModuleGetFunction", code)
+            return int(function)
+
+    def names(self, module: Handle) -> None:
+        return None
+
+    def parameter_sizes(self, function: Handle) -> None:
+        return None
+
+    def attributes(self, function: Handle) -> KernelAttributes:
+        with self._current():
+            return KernelAttributes(
+                max_threads=self._function_attribute(function, "MAX_THREADS_PER_BLOCK"),
+                registers=self._function_attribute(function, "NUM_REGS"),
+                shared_bytes=self._function_attribute(function, "SHARED_SIZE_BYTES"),
+                local_bytes=self._function_attribute(function, "LOCAL_SIZE_BYTES"),
+            )
+
+    def _function_attribute(self, function: Handle, name: str) -> int:
+        which = getattr(self._hip.hipFunction_attribute, f"HIP_FUNC_ATTRIBUTE_{name}")
+        return int(self._call("hipFuncGetAttribute", which, function))
+
+    def allow_shared(self, function: Handle, nbytes: int) -> None:
+        """A block may ask for all that there is."""
+
+    def blocks_per_multiprocessor(self, function: Handle, threads: int, shared: int) -> int:
+        return int(self._inside("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", function, threads, shared))
+
+    def launch(
+        self, function: Handle, stream: Handle, grid: Dim3, block: Dim3, packed: Packed, shared: int, cooperative: bool
+    ) -> None:
+        if cooperative:
+            self._inside("hipModuleLaunchCooperativeKernel", function, *grid, *block, shared, stream, packed.address)
+        else:
+            self._inside("hipModuleLaunchKernel", function, *grid, *block, shared, stream, packed.address, 0)
+
+    def close(self) -> None:
+        """The runtime keeps its context."""
+
+
+def _string(text: Any) -> str:
+    return text.split("\0")[0] if isinstance(text, str) else bytes(text).split(b"\0")[0].decode("utf-8", "replace")
