@@ -47,6 +47,11 @@ def test_a_backend_exports_its_entry(library: Path) -> None:
     assert exported(library) == {"uccl_ep_backend_entry"} | world
 
 
+@pytest.mark.parametrize("name", ["cuda", "hip", "emulation"])
+def test_an_accelerator_exports_its_entry(name: str) -> None:
+    assert exported(paths.library_dir() / f"libuccl_ep_{name}.so") == {"uccl_ep_accelerator_entry"}
+
+
 def test_backends_were_built() -> None:
     assert (paths.library_dir() / "libuccl_ep_backend_shm.so").is_file()
 
