@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from . import _native, backends, commands, errors, info
 from ._handle import BREATH, Handle
-from ._heap import HeapMapping, HeapView
+from ._heap import GivenHeap, HeapMapping, HeapView, given_heap
 from ._native import NULL, ffi, lib
 from .bootstrap import Bootstrap
 from .errors import CommandError
@@ -129,6 +129,11 @@ def _positive_ns(seconds: float, what: str) -> int:
     return max(_native.nanoseconds(seconds), 1)
 
 
+def _close(handle: Handle, *_owners: object) -> None:
+    """The owners of memory outlive the communicator that uses it."""
+    handle.close()
+
+
 class Driver(Protocol):
     """Who owns time and turns instead of the library's threads: a simulator (uccl_ep.simulator.World.driver()).
 
@@ -153,6 +158,46 @@ class Driver(Protocol):
     def detach(self, comm: Any, proxies: int) -> None: ...
 
 
+class Accelerator(Protocol):
+    """What uccl_ep.accel.open() gives: a GPU, or the CPU in its place."""
+
+    @property
+    def kind(self) -> str:
+        """ "cuda", "hip" or "cpu"."""
+        ...
+
+    @property
+    def library(self) -> Path:
+        """Of its driver's table (accelerator.h)."""
+        ...
+
+    @property
+    def device(self) -> int: ...
+
+
+_DEVICE_MEMORY = {
+    "cuda": lib.UCCL_EP_MEMORY_CUDA,
+    "hip": lib.UCCL_EP_MEMORY_ROCM,
+    "cpu": lib.UCCL_EP_MEMORY_EMULATED,
+}
+
+
+def _heap_settings(heap: GivenHeap | None, heap_bytes: int | None, accelerator: Accelerator | None) -> dict[str, Any]:
+    if heap is None:
+        if heap_bytes is None:
+            raise CommandError("heap_bytes, or a heap, is required")
+        return {"heap_bytes": heap_bytes}
+    if heap_bytes is not None and heap_bytes > heap.nbytes:
+        raise CommandError(f"heap_bytes={heap_bytes}, and the heap that is given has {heap.nbytes}")
+    if heap.device and accelerator is None:
+        raise CommandError("a heap in device memory needs accelerator=, the device that it is of")
+    return {
+        "heap_bytes": heap.nbytes if heap_bytes is None else heap_bytes,
+        "heap": ffi.cast("void *", heap.address),
+        "heap_kind": _DEVICE_MEMORY[accelerator.kind] if heap.device and accelerator else lib.UCCL_EP_MEMORY_HOST,
+    }
+
+
 class Communicator:
     """Made by all ranks together. Close it, or leave a `with` block; at exit of the interpreter it closes itself."""
 
@@ -160,9 +205,12 @@ class Communicator:
         self,
         bootstrap: Bootstrap,
         *,
-        heap_bytes: int,
+        heap_bytes: int | None = None,
+        heap: Any = None,
         signals: int = 1024,
         channels: int = 1,
+        accelerator: Accelerator | None = None,
+        device_channels: int = 0,
         backend: str | Path = "shm",
         device: str | None = None,
         backend_options: Mapping[str, str] | str = "",
@@ -191,6 +239,9 @@ class Communicator:
     ) -> None:
         """Zero takes the library's default where uccl_ep_config says so; see there for the meaning of each.
 
+        `heap`: memory of the caller in place of heap_bytes of the library's: a Buffer of uccl_ep.accel, an array or
+        tensor, (address, nbytes[, "host" | "device"]). It stays alive as long as the communicator and views of it.
+        `accelerator`: whose kernels post to channels 0 .. device_channels - 1, and wait (device()).
         `driver`: who runs the proxies and owns the clock, whatever `progress` says.
         """
         self._bootstrap = bootstrap
@@ -198,6 +249,7 @@ class Communicator:
         self._bootstrap_timeout = bootstrap_timeout
         self._first_ticket = first_ticket
         self._handle = handle = Handle(driver)
+        given: GivenHeap | None = None
 
         config = ffi.new("uccl_ep_config *")
         strings: list[Any] = []  # alive until create has returned
@@ -221,15 +273,17 @@ class Communicator:
             progress = "caller"
         refused: Exception | None = None
         try:
+            given = None if heap is None else given_heap(heap, accelerator)
             settings: dict[str, Any] = {
+                **_heap_settings(given, heap_bytes, accelerator),
                 "size": ffi.sizeof("uccl_ep_config"),
                 "flags": flags,
                 "backend": string(str(backends.find(backend).library)),
                 "device": string(device),
                 "backend_options": string(_options_text(backend_options)),
-                "heap_bytes": heap_bytes,
                 "signals": signals,
                 "channels": channels,
+                "device_channels": device_channels,
                 "ring_log2": ring_log2,
                 "granularity": granularity,
                 "proxies": proxies,
@@ -249,6 +303,9 @@ class Communicator:
                 "idle_sleep_ns": _native.nanoseconds(idle_sleep),
                 "log": lib.uccl_ep_py_log,
             }
+            if accelerator is not None:
+                settings["accelerator"] = string(str(accelerator.library))
+                settings["accelerator_device"] = accelerator.device
             if driver is not None:
                 settings["clock"] = ffi.cast("uint64_t (*)(void *)", driver.clock)
                 settings["idle"] = ffi.cast("void (*)(void *)", driver.idle)
@@ -277,8 +334,10 @@ class Communicator:
             if status < 0:
                 raise info.last_error(status)
         handle.driven(out[0], proxies)
-        # Also at exit of the interpreter, while threads can still be joined (K7). Holds the handle, not this object.
-        self._finalizer = weakref.finalize(self, handle.close)
+        self._heap_owner = given.owner if given else None
+        # Also at exit of the interpreter, while threads can still be joined (K7). Holds the handle and its memory, not
+        # this object.
+        self._finalizer = weakref.finalize(self, _close, handle, self._heap_owner, accelerator)
 
         queried = ffi.new("uccl_ep_comm_info *")
         queried.size_of_struct = ffi.sizeof("uccl_ep_comm_info")
@@ -302,7 +361,13 @@ class Communicator:
         """The own heap as bytes, writable. After close() a view that is left shows bytes that mean nothing.
 
         On a backend whose memory is private to the process (not shm) they are gone: drop the views before close().
+        A heap in device memory has no view: its owner copies.
         """
+        if self.info.heap_kind != "host":
+            raise errors.Unsupported(
+                f"the heap is {self.info.heap_kind} device memory, which the CPU does not read: copy it through the "
+                "Buffer or tensor that was given as heap="
+            )
         self._handle.call(self._map_heap)
         assert self._heap_mapping is not None
         return np.asarray(HeapView(self, self._heap_mapping))
@@ -310,8 +375,14 @@ class Communicator:
     def _map_heap(self, pointer: Any) -> int:
         """Inside the handle: the memory cannot go meanwhile."""
         if self._heap_mapping is None:
-            self._heap_mapping = HeapMapping(self._heap_address, self.info.heap_bytes)
+            self._heap_mapping = HeapMapping(self._heap_address, self.info.heap_bytes, self._heap_owner)
         return _native.OK
+
+    def device(self) -> bytes:
+        """What kernels are given: a uccl_ep_device_comm (device_comm.h), an argument by value. Valid until close()."""
+        comm = ffi.new("uccl_ep_device_comm *")
+        self._handle.call(lib.uccl_ep_comm_device, comm)
+        return bytes(ffi.buffer(comm))
 
     def channel(self, i: int) -> Channel:
         if not 0 <= i < self.info.channels:
@@ -391,6 +462,13 @@ class Communicator:
         return bool(worked[0])
 
     # ------------------------------------------------------------------------------------------------------ failures
+
+    def check_device(self) -> None:
+        """Raise the first failure that a kernel met since the last look, if there was one.
+
+        Where the failed command left a record, that is what is raised. It may wait for kernels that run.
+        """
+        self._handle.call(lib.uccl_ep_comm_device_error, NULL)
 
     def abort(self, reason: str = "") -> None:
         """Final: every wait of this rank ends with Aborted within milliseconds. Only close() is left (ABT-1)."""

@@ -72,6 +72,9 @@ class CommInfo:
     strategy_reason: str
     signal_banks: int  # of a signal word: read_signal() gives the sum over them
     window: int  # strategies with a mailbox: operations outstanding to a peer at most; others: 0
+    heap_kind: str  # "host", "cuda", "rocm" or "emulated"
+    accelerator: str  # "cuda", "hip", "emulation" or ""
+    device_channels: int  # channels 0 .. device_channels - 1 are posted to by kernels
     backend: str
     backend_version: str
     backend_abi: tuple[int, int]
@@ -141,6 +144,7 @@ def comm_from(struct: Any) -> CommInfo:
     values: dict[str, Any] = {**_numbers(CommInfo, struct), **_texts(CommInfo, struct)}
     values.update(
         strategy=strategy_name(struct.strategy),
+        heap_kind=_native.enum_names("uccl_ep_memory_kind", "UCCL_EP_MEMORY_")[struct.heap_kind].lower(),
         backend_abi=version_pair(struct.backend_abi),
         library=Path(values["library"]),
         device=device_from(struct.device),

@@ -92,19 +92,21 @@ static uccl_ep_status read_knobs(knobs *k) {
 
 /* ------------------------------------------------------------------------------------------------------- the device */
 
+/* What can be reached in this process, whoever opened a device: allocations of it are known to all of them. */
 typedef struct range {
     struct range *next;
+    const uccl_ep_gpu *owner;
     char *base;
     uint64_t bytes;
-    uint64_t count; /* registered host memory: how often */
-    int fd;         /* device memory; -1: opened from another process, or host memory */
+    int fd; /* of an allocation; else -1 */
 } range;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static range *allocated, *opened, *registered;
 
 struct uccl_ep_gpu {
     knobs knobs;
     _Atomic uint64_t calls;
-    pthread_mutex_t lock;
-    range *allocated, *opened, *registered;
 };
 
 static uint64_t page_up(uint64_t bytes) {
@@ -125,22 +127,42 @@ static uccl_ep_status enter(uccl_ep_gpu *gpu, const char *call) {
         if (entered_ != UCCL_EP_OK) return entered_;                                                                   \
     } while (0)
 
-/* The place of the range that holds [address, address + bytes), or of the end of the list. */
-static range **find(range **list, const void *address, uint64_t bytes) {
+/* The range that holds [address, address + bytes), or NULL. */
+static const range *find(const range *list, const void *address, uint64_t bytes) {
     const uintptr_t at = (uintptr_t)address;
-    for (; *list; list = &(*list)->next) {
-        const uintptr_t base = (uintptr_t)(*list)->base;
-        if (at >= base && at - base < (*list)->bytes && bytes <= (*list)->bytes - (at - base)) break;
+    for (; list; list = list->next) {
+        const uintptr_t base = (uintptr_t)list->base;
+        if (at >= base && at - base < list->bytes && bytes <= list->bytes - (at - base)) break;
     }
     return list;
 }
 
-static void drop(range **at) {
+static void drop(range **list, range **at) {
     range *r = *at;
     *at = r->next;
-    if (r->count == 0) munmap(r->base, r->bytes);
+    if (list != &registered) munmap(r->base, r->bytes);
     if (r->fd >= 0) close(r->fd);
     free(r);
+}
+
+/* What `owner` has put on the list, at `base` or, if that is NULL, all of it. */
+static void release(const uccl_ep_gpu *owner, range **list, const void *base) {
+    pthread_mutex_lock(&lock);
+    for (range **at = list; *at;) {
+        if ((*at)->owner != owner || (base && (*at)->base != base)) {
+            at = &(*at)->next;
+            continue;
+        }
+        drop(list, at);
+        if (base) break;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void add(range **list, range *r, range what) {
+    *r = what;
+    r->next = *list;
+    *list = r;
 }
 
 static uccl_ep_status query(uint32_t index, uccl_ep_gpu_info *info) {
@@ -169,10 +191,9 @@ static uccl_ep_status query(uint32_t index, uccl_ep_gpu_info *info) {
 }
 
 static void gpu_close(uccl_ep_gpu *gpu) {
-    while (gpu->allocated) drop(&gpu->allocated);
-    while (gpu->opened) drop(&gpu->opened);
-    while (gpu->registered) drop(&gpu->registered);
-    pthread_mutex_destroy(&gpu->lock);
+    release(gpu, &allocated, NULL);
+    release(gpu, &opened, NULL);
+    release(gpu, &registered, NULL);
     free(gpu);
 }
 
@@ -182,7 +203,6 @@ static uccl_ep_status gpu_open(uint32_t index, uccl_ep_gpu **out) {
     if (status != UCCL_EP_OK) return status;
     uccl_ep_gpu *gpu = calloc(1, sizeof *gpu);
     if (!gpu) return fail(UCCL_EP_E_NO_MEMORY, "no memory for a device");
-    pthread_mutex_init(&gpu->lock, NULL);
     status = read_knobs(&gpu->knobs);
     if (status == UCCL_EP_OK) status = enter(gpu, "open");
     if (status != UCCL_EP_OK) {
@@ -206,12 +226,9 @@ static uccl_ep_status map(uccl_ep_gpu *gpu, range **list, int fd, uint64_t bytes
         return fail(UCCL_EP_E_NO_MEMORY, "%llu bytes of device memory cannot be mapped: %s", (unsigned long long)bytes,
                     strerror(errno));
     }
-    *r = (range){.base = base, .bytes = bytes, .fd = -1};
-    pthread_mutex_lock(&gpu->lock);
-    r->next = *list;
-    *list = r;
-    if (list == &gpu->allocated) r->fd = fd;
-    pthread_mutex_unlock(&gpu->lock);
+    pthread_mutex_lock(&lock);
+    add(list, r, (range){.owner = gpu, .base = base, .bytes = bytes, .fd = list == &allocated ? fd : -1});
+    pthread_mutex_unlock(&lock);
     *address = base;
     return UCCL_EP_OK;
 }
@@ -228,21 +245,13 @@ static uccl_ep_status device_alloc(uccl_ep_gpu *gpu, uint64_t bytes, void **addr
         status = fail(UCCL_EP_E_NO_MEMORY, "%llu bytes of device memory cannot be had: %s", (unsigned long long)bytes,
                       strerror(errno));
     else
-        status = map(gpu, &gpu->allocated, fd, bytes, address);
+        status = map(gpu, &allocated, fd, bytes, address);
     if (status != UCCL_EP_OK) close(fd);
     return status;
 }
 
-/* Take the range that begins at `address` off the list. */
-static void release(uccl_ep_gpu *gpu, range **list, const void *address) {
-    pthread_mutex_lock(&gpu->lock);
-    range **at = find(list, address, 1);
-    if (*at && (*at)->base == address) drop(at);
-    pthread_mutex_unlock(&gpu->lock);
-}
-
 static void device_free(uccl_ep_gpu *gpu, void *address) {
-    release(gpu, &gpu->allocated, address);
+    release(gpu, &allocated, address);
 }
 
 static uccl_ep_status host_register(uccl_ep_gpu *gpu, void *base, uint64_t bytes, void **device_address) {
@@ -252,35 +261,24 @@ static uccl_ep_status host_register(uccl_ep_gpu *gpu, void *base, uint64_t bytes
         return fail(UCCL_EP_E_REGISTRATION, "%llu bytes at %p are no whole pages", (unsigned long long)bytes, base);
     range *made = calloc(1, sizeof *made);
     if (!made) return fail(UCCL_EP_E_NO_MEMORY, "no memory for a registration");
-    pthread_mutex_lock(&gpu->lock);
-    uccl_ep_status status = UCCL_EP_OK;
-    range *r = *find(&gpu->registered, base, bytes);
-    for (range *other = gpu->registered; other && !r; other = other->next)
-        if (other->base < (char *)base + bytes && (char *)base < other->base + other->bytes)
-            status = fail(UCCL_EP_E_REGISTRATION, "a part of the %llu bytes at %p is registered already",
-                          (unsigned long long)bytes, base);
-    if (r) {
-        r->count++;
+    pthread_mutex_lock(&lock);
+    bool part = false;
+    if (!find(registered, base, bytes))
+        for (const range *r = registered; r && !part; r = r->next)
+            part = r->base < (char *)base + bytes && (char *)base < r->base + r->bytes;
+    if (!part) add(&registered, made, (range){.owner = gpu, .base = base, .bytes = bytes, .fd = -1});
+    pthread_mutex_unlock(&lock);
+    if (part) {
         free(made);
-    } else if (status == UCCL_EP_OK) {
-        *made = (range){.next = gpu->registered, .base = base, .bytes = bytes, .count = 1, .fd = -1};
-        gpu->registered = made;
-    } else {
-        free(made);
+        return fail(UCCL_EP_E_REGISTRATION, "a part of the %llu bytes at %p is registered already, and not all of them",
+                    (unsigned long long)bytes, base);
     }
-    pthread_mutex_unlock(&gpu->lock);
-    if (status == UCCL_EP_OK) *device_address = base;
-    return status;
+    *device_address = base;
+    return UCCL_EP_OK;
 }
 
 static void host_unregister(uccl_ep_gpu *gpu, void *base) {
-    pthread_mutex_lock(&gpu->lock);
-    range **at = find(&gpu->registered, base, 1);
-    if (*at && !--(*at)->count) {
-        (*at)->count = 1; /* not a mapping of ours */
-        drop(at);
-    }
-    pthread_mutex_unlock(&gpu->lock);
+    release(gpu, &registered, base);
 }
 
 /* As a DMA engine does: aligned words appear whole, whoever looks meanwhile. */
@@ -312,22 +310,22 @@ static uccl_ep_status not_ours(const void *address) {
 
 static uccl_ep_status allocation(uccl_ep_gpu *gpu, const void *address, void **base, uint64_t *bytes) {
     ENTER(gpu);
-    pthread_mutex_lock(&gpu->lock);
-    const range *r = *find(&gpu->allocated, address, 1);
-    if (!r) r = *find(&gpu->opened, address, 1);
+    pthread_mutex_lock(&lock);
+    const range *r = find(allocated, address, 1);
+    if (!r) r = find(opened, address, 1);
     if (r) *base = r->base, *bytes = r->bytes;
-    pthread_mutex_unlock(&gpu->lock);
+    pthread_mutex_unlock(&lock);
     return r ? UCCL_EP_OK : not_ours(address);
 }
 
 static uccl_ep_status export_dmabuf(uccl_ep_gpu *gpu, void *address, uint64_t bytes, int32_t *descriptor) {
     ENTER(gpu);
     if (!gpu->knobs.dmabuf) return fail(UCCL_EP_E_UNSUPPORTED, "this emulated device exports no dmabuf");
-    pthread_mutex_lock(&gpu->lock);
-    const range *r = *find(&gpu->allocated, address, bytes);
+    pthread_mutex_lock(&lock);
+    const range *r = find(allocated, address, bytes);
     /* A descriptor of a memfd begins where the file does. */
     const int fd = r && r->base == address ? fcntl(r->fd, F_DUPFD_CLOEXEC, 0) : -1;
-    pthread_mutex_unlock(&gpu->lock);
+    pthread_mutex_unlock(&lock);
     if (!r) return not_ours(address);
     if (fd < 0)
         return fail(UCCL_EP_E_UNSUPPORTED, "the emulation exports what begins at an allocation's base, and descriptors "
@@ -352,12 +350,12 @@ static uccl_ep_status ipc_export(uccl_ep_gpu *gpu, void *base, uint8_t out[UCCL_
     if (!gpu->knobs.ipc) return fail(UCCL_EP_E_UNSUPPORTED, "this emulated device shares nothing between processes");
     handle h = {.magic = HANDLE_MAGIC, .process = getpid()};
     struct stat file;
-    pthread_mutex_lock(&gpu->lock);
-    const range *r = *find(&gpu->allocated, base, 1);
+    pthread_mutex_lock(&lock);
+    const range *r = find(allocated, base, 1);
     const bool begins = r && r->base == base;
     if (begins) h.fd = r->fd, h.bytes = r->bytes;
     const bool known = begins && fstat(r->fd, &file) == 0;
-    pthread_mutex_unlock(&gpu->lock);
+    pthread_mutex_unlock(&lock);
     if (!known) return fail(UCCL_EP_E_INVALID, "no device memory of the emulation begins at %p", base);
     h.device = file.st_dev;
     h.inode = file.st_ino;
@@ -378,10 +376,10 @@ static uccl_ep_status ipc_open(uccl_ep_gpu *gpu, const uint8_t in[UCCL_EP_GPU_IP
     memcpy(&h, in, sizeof h);
     if (h.magic != HANDLE_MAGIC || h.process <= 0 || h.process > INT32_MAX || h.fd < 0 || h.fd > INT32_MAX || !h.bytes)
         return fail(UCCL_EP_E_INVALID, "this is no handle of the emulation");
-    pthread_mutex_lock(&gpu->lock);
+    pthread_mutex_lock(&lock);
     bool own = false;
-    for (const range *r = gpu->allocated; r && !own; r = r->next) own = same_file(r->fd, &h);
-    pthread_mutex_unlock(&gpu->lock);
+    for (const range *r = allocated; r && !own; r = r->next) own = same_file(r->fd, &h);
+    pthread_mutex_unlock(&lock);
     if (own) return fail(UCCL_EP_E_UNSUPPORTED, "the handle is of this process, which has the address");
     /* Look what it is before it is opened: to open a device or a pipe would do something. */
     char path[64], target[64];
@@ -401,13 +399,13 @@ static uccl_ep_status ipc_open(uccl_ep_gpu *gpu, const uint8_t in[UCCL_EP_GPU_IP
     if (seals < 0 || (seals & SEALS) != SEALS || !same_file(fd, &h))
         status = fail(UCCL_EP_E_INVALID, "the handle's memory is gone, or it is not what the handle says");
     else
-        status = map(gpu, &gpu->opened, fd, h.bytes, address);
+        status = map(gpu, &opened, fd, h.bytes, address);
     close(fd);
     return status;
 }
 
 static void ipc_close(uccl_ep_gpu *gpu, void *address) {
-    release(gpu, &gpu->opened, address);
+    release(gpu, &opened, address);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ copies

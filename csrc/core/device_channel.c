@@ -254,11 +254,16 @@ uccl_ep_status uccl_ep_comm_device_error(uccl_ep_comm *comm, uccl_ep_device_erro
     if (!comm) return fail_local(UCCL_EP_E_INVALID, "", "the communicator is NULL");
     if (comm->fork_generation != current_fork_generation()) return check_usable(comm);
     if (!comm->gpu) return no_accelerator();
-    if (!__atomic_load_n(&comm->device_error->status, __ATOMIC_ACQUIRE)) return UCCL_EP_OK;
-    const uccl_ep_device_error e = *comm->device_error;
+    pthread_mutex_lock(&comm->failure_lock); /* one of several who look takes it */
+    uccl_ep_device_error e = {.status = __atomic_load_n(&comm->device_error->status, __ATOMIC_ACQUIRE)};
+    if (e.status) {
+        e = *comm->device_error;
+        /* Before the claim goes back: whoever has it then writes here. */
+        __atomic_store_n(&comm->device_error->status, 0, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&comm->failure_lock);
+    if (!e.status) return UCCL_EP_OK;
     if (out) *out = e;
-    /* Before the claim goes back: whoever has it then writes here. */
-    __atomic_store_n(&comm->device_error->status, 0, __ATOMIC_RELEASE);
     const uint32_t free_again = 0;
     uccl_ep_status status = comm->accelerator->copy(comm->gpu, comm->device_side, &free_again, sizeof free_again);
     if (status != UCCL_EP_OK) return copy_failed(comm, status);

@@ -206,8 +206,8 @@ UCCL_EP_API uccl_ep_status uccl_ep_comm_device(uccl_ep_comm *comm, uccl_ep_devic
 /*
  * Take the first failure that a kernel met. OK: there was none. Otherwise its status, with channel, ticket and a text
  * in uccl_ep_last_error(); where the failed command left a record (uccl_ep_errors), that is the error, and its status.
- * `out` (may be NULL) is what the kernel wrote. Then the next failure can be kept. A look costs a load; taking one may
- * wait for kernels that run. One thread.
+ * `out` (may be NULL) is what the kernel wrote. Then the next failure can be kept. A look costs little; taking one may
+ * wait for kernels that run. Any thread, also after an abort.
  */
 UCCL_EP_API uccl_ep_status uccl_ep_comm_device_error(uccl_ep_comm *comm, uccl_ep_device_error *out);
 

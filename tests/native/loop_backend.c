@@ -7,13 +7,15 @@
  * the earliest), room=N (operations that fit a peer's queue), again=P (P % of submits take nothing), poison=OFFSET (a
  * write to this heap offset fails), stall=RANK (nothing to this rank is executed until it is disconnected), double=1
  * (completions of any_order come twice), max_message=N, seed=S, adds=0 (no ADD64),
- * imm=BITS (immediates, which take no receive), align=BYTES (of writes).
+ * imm=BITS (immediates, which take no receive), align=BYTES (of writes), device=1 (registers emulated device memory),
+ * dmabuf=1 (as a dmabuf, too).
  */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "uccl_ep/backend.h"
 
@@ -33,6 +35,7 @@ struct uccl_ep_device {
         uint64_t bytes;
     } region[UCCL_EP_REGIONS], remote[RANKS][UCCL_EP_REGIONS];
     uint64_t any_order, atomic_order, lazy, room, again, poison, stall, twice, max_message, adds, imm, align, seed;
+    uint64_t device, dmabuf;
 };
 
 struct uccl_ep_endpoint {
@@ -64,6 +67,8 @@ static void promises(const uccl_ep_device *d, uccl_ep_caps *caps) {
     caps->flags = UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_ATOMIC_COHERENT | UCCL_EP_CAP_HOST_MEMORY |
                   UCCL_EP_CAP_SIGNALS_STRICT | UCCL_EP_CAP_NO_DUPLICATES;
     if (d && !d->adds) caps->flags &= ~(uint64_t)UCCL_EP_CAP_ATOMIC_ADD64;
+    if (d && d->device) caps->flags |= UCCL_EP_CAP_EMULATED_MEMORY;
+    if (d && d->dmabuf) caps->flags |= UCCL_EP_CAP_DMABUF;
     if (d && d->imm) caps->flags |= UCCL_EP_CAP_IMM_VISIBLE;
     caps->immediate_bits = d ? (uint32_t)d->imm : 0;
     caps->write_alignment = d ? (uint32_t)d->align : 0;
@@ -109,6 +114,8 @@ static uccl_ep_status device_open(const uccl_ep_host *host, const char *name, co
                 {"adds", &d->adds},
                 {"imm", &d->imm},
                 {"align", &d->align},
+                {"device", &d->device},
+                {"dmabuf", &d->dmabuf},
                 {"seed", &d->seed}};
     char copy[256];
     snprintf(copy, sizeof copy, "%s", options);
@@ -135,7 +142,26 @@ static void device_close(uccl_ep_device *d) {
     free(d);
 }
 
+/* The descriptor and the offset name the bytes at `base`. */
+static void check_dmabuf(const uccl_ep_memory *memory) {
+    const size_t bytes = memory->dmabuf_offset + memory->bytes;
+    char *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->dmabuf_fd, 0);
+    if (mapped == MAP_FAILED) abort();
+    volatile char *there = mapped + memory->dmabuf_offset, *here = memory->base;
+    const char was = *there;
+    *there = (char)(was + 1);
+    if (*here != (char)(was + 1)) abort();
+    *there = was;
+    munmap(mapped, bytes);
+}
+
 static uccl_ep_status region_register(uccl_ep_device *d, uccl_ep_region region, const uccl_ep_memory *memory) {
+    /* What is not promised is not asked for. */
+    const bool device = memory->kind != UCCL_EP_MEMORY_HOST;
+    if (device && !(memory->kind == UCCL_EP_MEMORY_EMULATED && (d->device || (d->dmabuf && memory->dmabuf_fd >= 0))))
+        abort();
+    if (device && !(d->host->accelerator && d->host->gpu)) abort();
+    if (memory->dmabuf_fd >= 0) check_dmabuf(memory);
     d->region[region].base = memory->base;
     d->region[region].bytes = memory->bytes;
     return UCCL_EP_OK;
