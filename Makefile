@@ -45,7 +45,7 @@ fuzz: $(STAMPS)/setup-test $(STAMPS)/test-tools
 
 format: $(STAMPS)/test-tools
 	ruff check --fix . && ruff format .
-	clang-format -i $(shell git ls-files '*.c' '*.h')
+	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cpp' '*.cu')
 
 $(STAMPS)/setup-run: $(SETUP_INPUTS)
 	sh tools/setup.sh run

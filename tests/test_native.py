@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-TESTS = sorted(path.stem for path in (CHECKOUT / "tests/native").glob("test_*.c"))
+TESTS = sorted(path.stem for path in (CHECKOUT / "tests/native").iterdir() if re.match(r"test_.*\.(c|cpp)$", path.name))
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ LANES = {
         without=("test_codec", "test_ring_model", "test_weakmem"),
     ),
     "aarch64": Lane(
-        needs=("aarch64-linux-gnu-gcc", "qemu-aarch64|qemu-aarch64-static"),
+        needs=("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64|qemu-aarch64-static"),
         cmake=(f"-DCMAKE_TOOLCHAIN_FILE={CHECKOUT}/cmake/aarch64-linux-gnu.cmake",),
         environment={"UCCL_EP_TEST_SCALE": "0.01"},
         # It explores a model of memory, whatever the machine's own; under an emulator that takes minutes.
@@ -81,7 +82,7 @@ def build(lane: str) -> Path:
     ("lane", "name"), [(lane, name) for lane in LANES for name in TESTS if name not in LANES[lane].without]
 )
 def test_native(lane: str, name: str) -> None:
-    require("cmake", *LANES[lane].needs)
+    require("cmake", "c++", *LANES[lane].needs)
     folder = build(lane)
     prefix = LANES[lane].prefix if shutil.which((*LANES[lane].prefix, "true")[0]) else ()
     run(
@@ -93,9 +94,9 @@ def test_native(lane: str, name: str) -> None:
 @pytest.mark.required_in_ci
 def test_clang_finds_nothing(tmp_path: Path) -> None:
     """Another compiler's warnings, as errors."""
-    require("cmake", "clang")
+    require("cmake", "clang", "clang++")
     run("cmake", "-S", str(CHECKOUT), "-B", str(tmp_path), "-DUCCL_EP_NATIVE_TESTS=ON", "-DUCCL_EP_WERROR=ON",
-        "-DCMAKE_C_COMPILER=clang")  # fmt: skip
+        "-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++")  # fmt: skip
     run("cmake", "--build", str(tmp_path), "-j", str(len(os.sched_getaffinity(0))))
 
 

@@ -26,10 +26,11 @@ END
     [ "$goal" = test ] || return 0
     cat <<END
 binutils|have nm|the check of exported symbols
-g++|have c++|the check that the headers are C++
+g++|have c++|the checks that the headers are C++, and native tests: kernels are
 clang|have clang|the check by another compiler, and fuzzing
 libclang-rt-dev|ls "\$(clang -print-resource-dir)"/lib/linux/libclang_rt.fuzzer-*.a|fuzzing: it holds libFuzzer
 gcc-aarch64-linux-gnu|have aarch64-linux-gnu-gcc|the aarch64 lane
+g++-aarch64-linux-gnu|have aarch64-linux-gnu-g++|the aarch64 lane
 libc6-dev-arm64-cross|test -f /usr/aarch64-linux-gnu/include/stdio.h|the aarch64 lane
 libamdhip64-5|ldconfig -p | grep -q libamdhip64.so|the check that kernels compile with hiprtc
 qemu-user|have qemu-aarch64 || have qemu-aarch64-static|the aarch64 lane

@@ -40,7 +40,7 @@ typedef uint64_t uccl_ep_u64;
 #endif
 
 #if defined(__CUDACC__) || defined(__HIPCC__) || defined(__CUDACC_RTC__) || defined(__HIPCC_RTC__)
-#define UCCL_EP_FN static __host__ __device__ __forceinline__
+#define UCCL_EP_FN static __host__ __device__ inline __attribute__((always_inline))
 #else
 #define UCCL_EP_FN static inline
 #endif

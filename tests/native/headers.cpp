@@ -5,6 +5,7 @@
 #include <uccl_ep/uccl_ep.h>
 
 #include <uccl_ep/accelerator.h>
+#include <uccl_ep/device.h>
 #include <uccl_ep/device_comm.h>
 
 #include <uccl_ep/backend.h>

@@ -30,7 +30,7 @@ static const char *test_name = "test";
 static char test_hang_text[256];
 
 /* _exit: other threads may still be using what exit handlers would take away. */
-_Noreturn static inline void test_fail_now(void) {
+__attribute__((noreturn)) static inline void test_fail_now(void) {
     fprintf(stderr, "replay: %s %" PRIu64 "\n", test_name, test_seed_value);
     fflush(NULL);
     _exit(1);

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device_cuda.h: device_platform.h for CUDA, compute capability 7.0 and newer, with nvcc, NVRTC or clang.
+ *
+ * Memory operations are written as PTX: the compiler's own names differ between nvcc and NVRTC without headers, and
+ * what they become is the point. On sm_90 fence.acq_rel.sys is MEMBAR.ALL.SYS, where __threadfence_system() is the
+ * stronger and slower MEMBAR.SC.SYS; a release store is that fence and a store; an acquire load is a load that drops
+ * the first-level cache.
+ */
+#ifndef UCCL_EP_DEVICE_CUDA_H
+#define UCCL_EP_DEVICE_CUDA_H
+
+#include "ring.h"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#error "uccl_ep needs compute capability 7.0: lanes of older GPUs do not go on independently of each other"
+#endif
+
+#define UCCL_EP_KERNEL extern "C" __global__
+#define UCCL_EP_DEVICE __device__ __forceinline__
+#define UCCL_EP_SHARED __shared__
+#define UCCL_EP_EMULATION_ENTRY(kernel)
+
+namespace uccl_ep {
+namespace platform {
+
+UCCL_EP_DEVICE uccl_ep_u32 width() {
+    return 32;
+}
+UCCL_EP_DEVICE uccl_ep_u32 lane() {
+    uccl_ep_u32 id;
+    asm("mov.u32 %0, %%laneid;" : "=r"(id));
+    return id;
+}
+UCCL_EP_DEVICE uccl_ep_u32 thread() {
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
+UCCL_EP_DEVICE uccl_ep_u32 threads() {
+    return blockDim.x * blockDim.y * blockDim.z;
+}
+UCCL_EP_DEVICE uccl_ep_u32 block() {
+    return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+}
+UCCL_EP_DEVICE uccl_ep_u32 blocks() {
+    return gridDim.x * gridDim.y * gridDim.z;
+}
+UCCL_EP_DEVICE uccl_ep_u64 present() {
+    const uccl_ep_u32 left = threads() - (thread() - lane());
+    return left < 32 ? (1ull << left) - 1 : 0xffffffffull;
+}
+
+/* Addresses are generic: slots, counters and producers' words may lie anywhere that the device reaches. */
+#define UCCL_EP_CUDA_LOAD_(name, type, constraint, code)                                                               \
+    UCCL_EP_DEVICE type name(const type *address) {                                                                    \
+        type value;                                                                                                    \
+        asm volatile(code " %0, [%1];" : "=" constraint(value) : "l"(address) : "memory");                             \
+        return value;                                                                                                  \
+    }
+#define UCCL_EP_CUDA_STORE_(name, type, constraint, code)                                                              \
+    UCCL_EP_DEVICE void name(type *address, type value) {                                                              \
+        asm volatile(code " [%0], %1;" ::"l"(address), constraint(value) : "memory");                                  \
+    }
+#define UCCL_EP_CUDA_CHANGE_(name, type, constraint, code)                                                             \
+    UCCL_EP_DEVICE type name(type *address, type value) {                                                              \
+        type old;                                                                                                      \
+        asm volatile(code " %0, [%1], %2;" : "=" constraint(old) : "l"(address), constraint(value) : "memory");        \
+        return old;                                                                                                    \
+    }
+UCCL_EP_CUDA_LOAD_(load_system, uccl_ep_u64, "l", "ld.relaxed.sys.b64")
+UCCL_EP_CUDA_LOAD_(load_device, uccl_ep_u64, "l", "ld.relaxed.gpu.b64")
+UCCL_EP_CUDA_LOAD_(load_acquire_system, uccl_ep_u64, "l", "ld.acquire.sys.b64")
+UCCL_EP_CUDA_LOAD_(load_acquire_device, uccl_ep_u64, "l", "ld.acquire.gpu.b64")
+UCCL_EP_CUDA_LOAD_(load_acquire_block, uccl_ep_u64, "l", "ld.acquire.cta.b64")
+UCCL_EP_CUDA_STORE_(store_system, uccl_ep_u64, "l", "st.relaxed.sys.b64")
+UCCL_EP_CUDA_STORE_(store_release_system, uccl_ep_u64, "l", "st.release.sys.b64")
+UCCL_EP_CUDA_STORE_(store_release_device, uccl_ep_u64, "l", "st.release.gpu.b64")
+UCCL_EP_CUDA_STORE_(store_block, uccl_ep_u64, "l", "st.relaxed.cta.b64")
+UCCL_EP_CUDA_STORE_(store_release_block, uccl_ep_u64, "l", "st.release.cta.b64")
+UCCL_EP_CUDA_CHANGE_(add_device, uccl_ep_u64, "l", "atom.relaxed.gpu.add.u64")
+UCCL_EP_CUDA_CHANGE_(exchange_device, uccl_ep_u32, "r", "atom.relaxed.gpu.exch.b32")
+UCCL_EP_CUDA_CHANGE_(add_block, uccl_ep_u64, "l", "atom.relaxed.cta.add.u64")
+UCCL_EP_CUDA_CHANGE_(or_block, uccl_ep_u64, "l", "atom.relaxed.cta.or.b64")
+#undef UCCL_EP_CUDA_LOAD_
+#undef UCCL_EP_CUDA_STORE_
+#undef UCCL_EP_CUDA_CHANGE_
+
+UCCL_EP_DEVICE void fence_system() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+UCCL_EP_DEVICE void fence_block() {
+    asm volatile("fence.acq_rel.cta;" ::: "memory");
+}
+
+/* One access for both where PTX has it (8.3): a wait then costs one read of host memory and not two, one after the
+ * other. */
+UCCL_EP_DEVICE uccl_ep_u64 load_pair_system(const uccl_ep_u64 *address, uccl_ep_u64 *second) {
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 3)
+    uccl_ep_u64 first, next;
+    asm volatile("{ .reg .b128 pair; ld.acquire.sys.b128 pair, [%2]; mov.b128 {%0, %1}, pair; }"
+                 : "=l"(first), "=l"(next)
+                 : "l"(address)
+                 : "memory");
+    *second = next;
+#else
+    const uccl_ep_u64 first = load_acquire_system(address);
+    *second = load_system(address + 1);
+#endif
+    return first;
+}
+
+/* One aligned 16-byte store, STG.E.128: in practice one write on the bus. PTX calls it two accesses without an order
+ * between them, which is why both words carry the parity. Slots are host memory: the global state space is known. */
+UCCL_EP_DEVICE void store_command(uccl_ep_slot *slot, uccl_ep_u64 word0, uccl_ep_u64 word1) {
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(slot)), "l"(word0),
+                 "l"(word1)
+                 : "memory");
+}
+
+UCCL_EP_DEVICE uccl_ep_u64 active() {
+    return __activemask();
+}
+UCCL_EP_DEVICE uccl_ep_u64 shuffle(uccl_ep_u64 mask, uccl_ep_u64 value, uccl_ep_u32 from) {
+    return __shfl_sync((unsigned)mask, (unsigned long long)value, (int)from);
+}
+UCCL_EP_DEVICE uccl_ep_u64 ballot(uccl_ep_u64 mask, bool predicate) {
+    return __ballot_sync((unsigned)mask, predicate);
+}
+UCCL_EP_DEVICE void sync_warp(uccl_ep_u64 mask) {
+    __syncwarp((unsigned)mask);
+}
+UCCL_EP_DEVICE void sync_block() {
+    __syncthreads();
+}
+
+UCCL_EP_DEVICE uccl_ep_u32 lowest_bit(uccl_ep_u64 mask) {
+    return (uccl_ep_u32)__ffsll((long long)mask) - 1;
+}
+UCCL_EP_DEVICE uccl_ep_u32 count_bits(uccl_ep_u64 mask) {
+    return (uccl_ep_u32)__popcll(mask);
+}
+
+/* Nanoseconds, the same on all multiprocessors: their own cycle counters differ from each other and with the clock. */
+UCCL_EP_DEVICE uccl_ep_u64 clock() {
+    uccl_ep_u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+UCCL_EP_DEVICE uccl_ep_u64 cycles() {
+    return (uccl_ep_u64)clock64();
+}
+UCCL_EP_DEVICE void relax() {
+    asm volatile("nanosleep.u32 20;");
+}
+UCCL_EP_DEVICE void *dynamic_shared() {
+    extern __shared__ __align__(16) unsigned char uccl_ep_dynamic_shared[];
+    return uccl_ep_dynamic_shared;
+}
+
+} // namespace platform
+} // namespace uccl_ep
+
+#endif
