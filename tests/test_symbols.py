@@ -52,6 +52,13 @@ def test_an_accelerator_exports_its_entry(name: str) -> None:
     assert exported(paths.library_dir() / f"libuccl_ep_{name}.so") == {"uccl_ep_accelerator_entry"}
 
 
+def test_the_emulation_exports_its_header() -> None:
+    text = (paths.include_dir() / "uccl_ep/emulation.h").read_text()
+    names = set(re.findall(r"\b(uccl_ep_emulation_\w+)\(", text))
+    assert len(names) > 8
+    assert exported(paths.library_dir() / "libuccl_ep_emulation_device.so") == names
+
+
 def test_backends_were_built() -> None:
     assert (paths.library_dir() / "libuccl_ep_backend_shm.so").is_file()
 
