@@ -139,5 +139,6 @@ def test_the_kernels_of_a_source() -> None:
     UCCL_EP_KERNEL void one(int a) {}
     template <int N> __global__ void not_by_name() {}
     UCCL_EP_DEVICE void helper() {}
+    UCCL_EP_EMULATION_ENTRY(two)
     """
-    assert _sources.kernel_names(source) == ["one", "two", "three", "four"]
+    assert _sources.kernel_names(source) == (["one", "two", "three", "four"], ["two"])

@@ -307,7 +307,7 @@ class Kernel:
         return self.module.accelerator._driver.blocks_per_multiprocessor(self._function, threads, shared)
 
     def _dimensions(self, what: str, given: int | Sequence[int]) -> Dim3:
-        sizes = [given] if isinstance(given, (int, np.integer)) else list(given)
+        sizes = list(given) if isinstance(given, Sequence) else [given]
         if not 1 <= len(sizes) <= 3 or not all(isinstance(one, (int, np.integer)) and one >= 1 for one in sizes):
             raise CommandError(f"kernel {self.name}: a {what} is one to three numbers above 0, not {given!r}")
         x, y, z = (*(int(one) for one in sizes), 1, 1)[:3]

@@ -58,11 +58,14 @@ def _flat(headers: Mapping[str, str]) -> Sequence[str]:
 
 
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_ENTRY = re.compile(r"UCCL_EP_EMULATION_ENTRY\s*\(\s*(\w+)\s*\)")
 _BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
 _KERNEL = re.compile(rf'(?:extern\s+"C"\s+__global__|UCCL_EP_KERNEL)\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(')
 
 
-def kernel_names(source: str) -> list[str]:
-    """What is written `UCCL_EP_KERNEL void name(` or `extern "C" __global__ void name(`, in order."""
+def kernel_names(source: str) -> tuple[list[str], list[str]]:
+    """What is written `UCCL_EP_KERNEL void name(` or `extern "C" __global__ void name(`, in order; and which of them
+    the source makes known to the emulation itself."""
     bare = _COMMENT_OR_STRING.sub(lambda found: found[0] if found[0] == '"C"' else " ", source)
-    return list(dict.fromkeys(_KERNEL.findall(bare)))
+    entries = list(dict.fromkeys(_ENTRY.findall(bare)))
+    return list(dict.fromkeys([*_KERNEL.findall(bare), *entries])), entries

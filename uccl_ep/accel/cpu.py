@@ -72,14 +72,13 @@ class HostCompiler(Compiler):
     def compile(
         self, source: str, name: str, architecture: str, options: Sequence[str], headers: Mapping[str, str]
     ) -> bytes:
-        kernels = kernel_names(source)
         with tempfile.TemporaryDirectory(prefix="uccl_ep_") as folder:
             for header, text in headers.items():
                 path = Path(folder, "include", header)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             # In the folder, by its plain name, so that messages say it and show the line.
-            Path(folder, name).write_text(source + _entries(kernels))
+            Path(folder, name).write_text(source + _entries(source))
             flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-Iinclude", f"-ffile-prefix-map={folder}=."]
             done = self._run(*flags, *options, "-x", "c++", name, "-o", "image.so", folder=folder)
             if done.returncode:
@@ -87,9 +86,10 @@ class HostCompiler(Compiler):
             return Path(folder, "image.so").read_bytes()
 
 
-def _entries(kernels: Sequence[str]) -> str:
+def _entries(source: str) -> str:
     """How the emulation calls a kernel, and their names, behind the source."""
-    entries = "".join(f"UCCL_EP_EMULATION_ENTRY({name})\n" for name in kernels)
+    kernels, known = kernel_names(source)
+    entries = "".join(f"UCCL_EP_EMULATION_ENTRY({name})\n" for name in kernels if name not in known)
     names = "".join(f'"{name}", ' for name in kernels)
     return (
         '\n#line 1 "entries of kernels"\n#include <uccl_ep/device_platform.h>\n'

@@ -118,15 +118,15 @@ class Hip(Driver):
 
     def _describe(self, index: int) -> Info:
         with self._current():
-            properties = self._properties(index)
+            properties = self._call("hipGetDeviceProperties", index)
             numa = self._attribute("HostNumaId", -1)
             version = int(self._call("hipRuntimeGetVersion"))
             return Info(
                 kind="hip",
                 index=index,
-                name=_string(properties.name),
+                name=properties.name,
                 # Without ":sramecc+:xnack-": code for the plain name runs with every setting.
-                architecture=_string(properties.gcnArchName).split(":")[0],
+                architecture=properties.gcnArchName.split(":")[0],
                 warp_size=int(properties.warpSize),
                 multiprocessors=int(properties.multiProcessorCount),
                 memory_bytes=int(properties.totalGlobalMem),
@@ -144,10 +144,6 @@ class Hip(Driver):
                 driver=f"HIP {version // 10_000_000}.{version // 100_000 % 100}",
             )
 
-    def _properties(self, index: int) -> Any:
-        """With a name of each field, whatever version of the structure the runtime has."""
-        return self._call("hipGetDeviceProperties", index)
-
     def _attribute(self, name: str, otherwise: int) -> int:
         """Older runtimes know fewer of them."""
         which = getattr(self._hip.hipDeviceAttribute_t, f"hipDeviceAttribute{name}", None)
@@ -157,13 +153,17 @@ class Hip(Driver):
         return int(value) if code == self._hip.hipError_t.hipSuccess else otherwise
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        code, *values = getattr(self._hip, name)(*arguments)
+        try:
+            code, *values = getattr(self._hip, name)(*arguments)
+        except RuntimeError as error:  # the bindings found the library, and not the function in it
+            raise errors.DriverTooOld(f"HIP's runtime has no {name} ({error}): ROCm 6.0 or newer is needed") from error
         if code != self._hip.hipError_t.hipSuccess:
             raise self._error(name, code)
         return values[0] if len(values) == 1 else values
 
     def _text(self, code: Any) -> str:
-        return f"{code.name}, {_string(self._hip.hipGetErrorString(code))}"
+        _, text = self._hip.hipGetErrorString(code)
+        return f"{code.name}, {text}"
 
     def _error(self, name: str, code: Any) -> errors.UcclEpError:
         kinds = {
@@ -323,7 +323,3 @@ class Hip(Driver):
 
     def close(self) -> None:
         """The runtime keeps its context."""
-
-
-def _string(text: Any) -> str:
-    return text.split("\0")[0] if isinstance(text, str) else bytes(text).split(b"\0")[0].decode("utf-8", "replace")
