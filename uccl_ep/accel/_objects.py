@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,9 @@ def wait_until(done: Callable[[], bool], timeout: float | None, what: str) -> No
         time.sleep(min(pause, max(timeout - waited, 0.0)))
 
 
+_Some = TypeVar("_Some", bound="_Resource")
+
+
 class _Resource:
     """Something of a driver that must be given back once: by close(), the end of `with`, or when nobody holds it."""
 
@@ -60,6 +63,12 @@ class _Resource:
 
     def close(self) -> None:
         self._finalizer()
+
+    def __enter__(self: _Some) -> _Some:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
     def _alive(self) -> None:
         if self.closed:
