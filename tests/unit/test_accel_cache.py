@@ -97,6 +97,15 @@ def test_another_compiler_does_not_take_it(cache: Cache) -> None:
     assert second.calls == 1
 
 
+def test_what_we_do_with_the_compiler_changes_it(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release of uccl_ep that has other flags does not take what an older one made."""
+    first, second = Counting(), Counting()
+    compiled(first, cache)
+    monkeypatch.setattr(_sources, "_how", lambda module: b"other flags")
+    compiled(second, cache)
+    assert second.calls == 1
+
+
 def test_what_does_not_compile_is_not_kept(cache: Cache) -> None:
     for _ in range(2):
         with pytest.raises(CompileError):

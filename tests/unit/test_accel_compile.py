@@ -15,13 +15,16 @@ import uccl_ep.accel
 from uccl_ep import errors
 from uccl_ep.accel import _sources
 
-# The codec and all layouts, with our headers by content alone.
+# Most of device.h, with our headers by content alone.
 KERNEL = """
-#include <uccl_ep/device_comm.h>
+#include <uccl_ep/device.h>
 #include "shapes/mine.h"
-extern "C" __global__ void encode(uccl_ep_device_comm comm, uccl_ep_command command, uccl_ep_words *words) {
+UCCL_EP_KERNEL void encode(uccl_ep_device_comm comm, uccl_ep_command command, uccl_ep_u64 *seen) {
     command.target = comm.rank + MINE;
-    uccl_ep_encode(&command, words);
+    uccl_ep::post_many_warp(comm, 0, command, true);
+    uccl_ep::put_signal_block(comm, 0, 0, 0, 0, 16, 0, 1);
+    uccl_ep::quiet_all_block(comm);
+    uccl_ep::wait_signal_warp(comm, 0, 1, seen);
 }
 """
 HEADERS = {"shapes/mine.h": "#define MINE 1u\n"}
@@ -57,8 +60,7 @@ def test_an_option_reaches_the_compiler(kind: str, architecture: str) -> None:
     source = "#ifndef WANTED\n#error not wanted\n#endif\n"
     with pytest.raises(errors.CompileError, match="not wanted"):
         uccl_ep.accel.compile_for(kind, architecture, source, "k.cu", cache=False)
-    if kind == "cuda":  # the CPU's needs the emulation's headers: test_accel_cpu.py
-        uccl_ep.accel.compile_for(kind, architecture, source, "k.cu", ["-DWANTED"], cache=False)
+    uccl_ep.accel.compile_for(kind, architecture, source, "k.cu", ["-DWANTED"], cache=False)
 
 
 @pytest.mark.required_in_ci
@@ -129,13 +131,13 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_the_kernels_of_a_source() -> None:
     source = """
     // UCCL_EP_KERNEL void not_this(
-    /* extern "C" __global__ void nor_this( */
+    /* UCCL_EP_KERNEL void nor_this( */
     const char *text = "UCCL_EP_KERNEL void nor_that(";
     UCCL_EP_KERNEL void one(int a);
-    extern "C" __global__ void two() {}
-    extern  "C"
-        __global__ __launch_bounds__(max(1, 2), (3)) void three(
-    extern "C" __global__ void __launch_bounds__(256) four(int x) {}
+    UCCL_EP_KERNEL void two() {}
+    UCCL_EP_KERNEL
+        __launch_bounds__(max(1, 2), (3)) void three(
+    UCCL_EP_KERNEL void __launch_bounds__(256) four(int x) {}
     UCCL_EP_KERNEL void one(int a) {}
     template <int N> __global__ void not_by_name() {}
     UCCL_EP_DEVICE void helper() {}

@@ -348,7 +348,7 @@ class Kernel:
 class Accelerator:
     """A device, opened. From uccl_ep.accel.open()."""
 
-    def __init__(self, driver: Driver, cache: _cache.Cache | None, library: Path | None) -> None:
+    def __init__(self, driver: Driver, cache: _cache.Cache | None, library: Path) -> None:
         self._driver = driver
         self._cache = cache
         self._resources: weakref.WeakSet[_Resource] = weakref.WeakSet()

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from .. import paths
 from ..errors import CommandError
@@ -45,12 +47,18 @@ def compile_cached(
     if cache is None:
         return compiler.compile(source, name, architecture, options, everything)
     parts = [compiler.kind, compiler.version(), architecture, name, source, *options, "", *_flat(everything)]
-    entry = key(*parts)
+    entry = key(_how(type(compiler).__module__), *parts)
     image = cache.get(entry)
     if image is None:
         image = compiler.compile(source, name, architecture, options, everything)
         cache.put(entry, image)
     return image
+
+
+@functools.cache
+def _how(module: str) -> bytes:
+    """What we make of source and compiler ourselves, flags and all: the code that does it."""
+    return b"".join(Path(sys.modules[name].__file__ or "").read_bytes() for name in (__name__, module))
 
 
 def _flat(headers: Mapping[str, str]) -> Sequence[str]:
@@ -60,12 +68,12 @@ def _flat(headers: Mapping[str, str]) -> Sequence[str]:
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _ENTRY = re.compile(r"UCCL_EP_EMULATION_ENTRY\s*\(\s*(\w+)\s*\)")
 _BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
-_KERNEL = re.compile(rf'(?:extern\s+"C"\s+__global__|UCCL_EP_KERNEL)\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(')
+_KERNEL = re.compile(rf"\bUCCL_EP_KERNEL\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(")
 
 
 def kernel_names(source: str) -> tuple[list[str], list[str]]:
-    """What is written `UCCL_EP_KERNEL void name(` or `extern "C" __global__ void name(`, in order; and which of them
-    the source makes known to the emulation itself."""
-    bare = _COMMENT_OR_STRING.sub(lambda found: found[0] if found[0] == '"C"' else " ", source)
+    """What is written `UCCL_EP_KERNEL void name(`, in order; and which of them the source makes known to the emulation
+    itself."""
+    bare = _COMMENT_OR_STRING.sub(" ", source)
     entries = list(dict.fromkeys(_ENTRY.findall(bare)))
     return list(dict.fromkeys([*_KERNEL.findall(bare), *entries])), entries
