@@ -58,6 +58,10 @@ def test_contents() -> None:
     assert {f"{info}licenses/LICENSE", f"{info}licenses/NOTICE", "uccl_ep/py.typed"} <= names  # J11
     assert {"uccl_ep/_core.abi3.so", "uccl_ep/lib/libuccl_ep.so.0", "uccl_ep/lib/mutation/libuccl_ep.so.0"} <= names
     assert {f"uccl_ep/lib/libuccl_ep_backend_{name}.so" for name in ("shm", "sim")} <= names
+    assert {f"uccl_ep/lib/libuccl_ep_{name}.so" for name in ("cuda", "hip", "emulation", "emulation_device")} <= names
+    kernels = list((CHECKOUT / "csrc/device").glob("*.cu"))
+    assert {f"uccl_ep/kernels/{path.name}" for path in kernels} <= names
+    assert {f"uccl_ep/lib/kernels/{path.stem}.so" for path in kernels} <= names
     cases = {path.name for path in (CHECKOUT / "tests/conformance").glob("*.py")}
     assert {f"uccl_ep/conformance/cases/{name}" for name in cases} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]

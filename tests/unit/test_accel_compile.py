@@ -13,7 +13,7 @@ import pytest
 
 import uccl_ep.accel
 from uccl_ep import errors
-from uccl_ep.accel import _sources
+from uccl_ep.accel import _entries
 
 # Most of device.h, with our headers by content alone.
 KERNEL = """
@@ -143,4 +143,4 @@ def test_the_kernels_of_a_source() -> None:
     UCCL_EP_DEVICE void helper() {}
     UCCL_EP_EMULATION_ENTRY(two)
     """
-    assert _sources.kernel_names(source) == (["one", "two", "three", "four"], ["two"])
+    assert _entries.kernel_names(source) == (["one", "two", "three", "four"], ["two"])

@@ -355,11 +355,12 @@ def test_a_cached_kernel_is_the_same(cpu: Accelerator, monkeypatch: pytest.Monke
 
 
 def test_two_modules_do_not_see_each_other(cpu: Accelerator) -> None:
-    """The same names in both, also of what is not static."""
+    """The same names in both, also of what is not static, and of what the loader keeps once for a process."""
     source = """
     #include <uccl_ep/device_platform.h>
     unsigned value() { return VALUE; }
-    UCCL_EP_KERNEL void put(unsigned *to) { *to = value(); }
+    UCCL_EP_DEVICE unsigned count() { static unsigned calls; return ++calls; }
+    UCCL_EP_KERNEL void put(unsigned *to) { *to = value() * count(); }
     UCCL_EP_EMULATION_ENTRY(put)
     """
     modules = [cpu.compile(source, "test.cu", [f"-DVALUE={value}"]) for value in (1, 2)]

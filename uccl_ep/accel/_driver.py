@@ -117,6 +117,10 @@ class Driver(abc.ABC):
         """Between two events that are done."""
 
     # Code.
+    def prebuilt(self, name: str) -> bytes | None:
+        """What load() takes of a kernel file of ours, where the wheel brings it."""
+        return None
+
     @abc.abstractmethod
     def load(self, image: bytes, name: str) -> Handle:
         """All of it: no later lookup or launch of one of its kernels has to wait for the device."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .. import paths
 from ..errors import ChannelClosed, CommandError, DeadlineExceeded, RegistrationError, UcclEpError, Unsupported, nearest
 from . import _arguments, _cache, _sources
 from ._driver import Dim3, Driver, Handle, Info, KernelAttributes
@@ -427,6 +428,19 @@ class Accelerator:
             self._driver.compiler, source, name, self.info.architecture, options, headers or {}, self._cache
         )
         return Module(self, self._driver.load(image, name), name)
+
+    def own(self, name: str) -> Module:
+        """A file of kernels that uccl_ep brings (uccl_ep.paths.kernels_dir()). On the CPU no compiler is needed."""
+        self._open(1)
+        folder = paths.kernels_dir()
+        known = sorted(path.stem for path in folder.glob("*.cu"))
+        if name not in known:
+            raise CommandError(f"uccl_ep brings no kernels named {name!r}; {nearest(name, known)}")
+        image = self._driver.prebuilt(name)
+        if image is not None:
+            return Module(self, self._driver.load(image, name), name)
+        headers = {path.name: path.read_text() for path in folder.glob("*.h")}
+        return self.compile((folder / f"{name}.cu").read_text(), f"{name}.cu", headers=headers)
 
     def _copy(self, to: int, source: int, nbytes: int, timeout: float | None) -> None:
         self._open(1)

@@ -58,22 +58,9 @@ def compile_cached(
 @functools.cache
 def _how(module: str) -> bytes:
     """What we make of source and compiler ourselves, flags and all: the code that does it."""
-    return b"".join(Path(sys.modules[name].__file__ or "").read_bytes() for name in (__name__, module))
+    files = [Path(sys.modules[module].__file__ or ""), *Path(__file__).parent.glob("_*.py")]
+    return b"".join(path.read_bytes() for path in sorted(files))
 
 
 def _flat(headers: Mapping[str, str]) -> Sequence[str]:
     return [text for item in sorted(headers.items()) for text in item]
-
-
-_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_ENTRY = re.compile(r"UCCL_EP_EMULATION_ENTRY\s*\(\s*(\w+)\s*\)")
-_BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
-_KERNEL = re.compile(rf"\bUCCL_EP_KERNEL\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(")
-
-
-def kernel_names(source: str) -> tuple[list[str], list[str]]:
-    """What is written `UCCL_EP_KERNEL void name(`, in order; and which of them the source makes known to the emulation
-    itself."""
-    bare = _COMMENT_OR_STRING.sub(" ", source)
-    entries = list(dict.fromkeys(_ENTRY.findall(bare)))
-    return list(dict.fromkeys([*_KERNEL.findall(bare), *entries])), entries

@@ -24,7 +24,7 @@ from .. import _native, errors, paths
 from .._native import ffi
 from ._arguments import Packed
 from ._driver import Compiler, Dim3, Driver, Handle, Info, KernelAttributes
-from ._sources import kernel_names
+from ._entries import entries
 
 WARP_SIZES = (1, 32, 64)
 _COMPILE_SECONDS = 300.0
@@ -78,26 +78,15 @@ class HostCompiler(Compiler):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             # In the folder, by its plain name, so that messages say it and show the line.
-            Path(folder, name).write_text(source + _entries(source))
-            # Symbolic: a kernel with a name of libc's, as "send", is to be the kernel.
-            flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Iinclude"]
-            flags.append(f"-ffile-prefix-map={folder}=.")
+            Path(folder, name).write_text(source + entries(source))
+            # Symbolic: a kernel with a name of libc's, as "send", is to be the kernel. Hidden: what inline functions of
+            # two modules have under one name would be one for both.
+            flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic"]
+            flags += ["-Iinclude", f"-ffile-prefix-map={folder}=."]
             done = self._run(*flags, *options, "-x", "c++", name, "-o", "image.so", folder=folder)
             if done.returncode:
                 raise errors.CompileError(f"{name} does not compile:\n{done.stderr.rstrip() or done.stdout.rstrip()}")
             return Path(folder, "image.so").read_bytes()
-
-
-def _entries(source: str) -> str:
-    """How the emulation calls a kernel, and their names, behind the source."""
-    kernels, known = kernel_names(source)
-    entries = "".join(f"UCCL_EP_EMULATION_ENTRY({name})\n" for name in kernels if name not in known)
-    names = "".join(f'"{name}", ' for name in kernels)
-    return (
-        '\n#line 1 "entries of kernels"\n#include <uccl_ep/device_platform.h>\n'
-        f'{entries}extern "C" const char *const *uccl_ep_kernels() {{\n'
-        f"    static const char *const names[] = {{{names}0}};\n    return names;\n}}\n"
-    )
 
 
 # --------------------------------------------------------------------------------------------------------- streams
@@ -310,6 +299,10 @@ class Cpu(Driver):
         return float(end.time - begin.time)
 
     # Code.
+    def prebuilt(self, name: str) -> bytes | None:
+        path = paths.library_dir() / "kernels" / f"{name}.so"
+        return path.read_bytes() if path.is_file() else None
+
     def load(self, image: bytes, name: str) -> Handle:
         return _Library(image, name)
 
