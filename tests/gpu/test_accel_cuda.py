@@ -437,3 +437,24 @@ stream.synchronize()
 print(memory.numpy(np.uint32)[0])
 """
     assert program(tmp_path, text, CUDA_MODULE_LOADING=loading) == "False\n5\n"
+
+
+def test_the_example(gpu: Accelerator, tmp_path: Path) -> None:
+    """A kernel puts, another one waits: examples/kernel_put.py."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parents[2] / "examples/kernel_put.py", "cuda"], cwd=tmp_path,
+        env={**os.environ, "UCCL_EP_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"{gpu.info.name}: 4096 bytes, put and signalled by a kernel" in done.stdout
+
+
+def test_our_own_kernels(gpu: Accelerator) -> None:
+    from uccl_ep import paths
+
+    for path in paths.kernels_dir().glob("*.cu"):
+        kernels = gpu.own(path.stem).kernels
+        assert kernels
+        for name in kernels:
+            assert gpu.own(path.stem).kernel(name).attributes.max_threads >= 32

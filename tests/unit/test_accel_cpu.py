@@ -53,6 +53,12 @@ UCCL_EP_KERNEL void shared_sum(uccl_ep_u64 *to) {
     if (thread() == 0)
         for (unsigned i = 0; i < threads(); i++) to[block()] += words[i];
 }
+UCCL_EP_KERNEL void linger(const uccl_ep_u64 *host, const uccl_ep_u64 *device, uccl_ep_u64 ns, uccl_ep_u64 *sum) {
+    uccl_ep_u64 seen = 0;
+    for (const uccl_ep_u64 begin = clock(); clock() - begin < ns; relax())
+        for (unsigned i = 0; i < 1 << 17; i += 512) seen += host[i] + device[i];
+    store_release_system(sum, seen + 1);
+}
 UCCL_EP_KERNEL void nothing() {}
 """
 
@@ -225,6 +231,39 @@ def test_lanes_that_never_meet_come_out_of_synchronize(cpu: Accelerator) -> None
     module.kernel("fill").launch(other, 1, 1, [memory, np.uint32(1)])
     other.synchronize()
     assert memory.numpy(np.uint32).tolist() == [1]
+
+
+def test_memory_stays_while_a_kernel_uses_it(cache: uccl_ep.accel.Cache) -> None:
+    """Whoever closes it, and in whatever order: a GPU's driver would wait."""
+    with uccl_ep.accel.open("cpu", cache=cache) as cpu:
+        host, device, stream = cpu.pinned(1 << 20), cpu.alloc(1 << 20), cpu.stream()
+        result = np.zeros(1, np.uint64)
+        kernel = cpu.compile(SOURCE, "test.cu").kernel("linger")
+        kernel.launch(stream, 1, 1, [host, device, np.uint64(50 * 10**6), np.uint64(result.ctypes.data)])
+        stream.close()
+        device.close()
+        host.close()
+    del host, device, stream, kernel, cpu
+    gc.collect()
+    end = time.monotonic() + 30
+    while not result[0] and time.monotonic() < end:
+        time.sleep(0.001)
+    assert result[0] == 1
+
+
+def test_an_accelerator_that_nobody_holds_is_gone(cache: uccl_ep.accel.Cache) -> None:
+    before = threading.active_count()
+    cpu = uccl_ep.accel.open("cpu", cache=cache)
+    memory = cpu.alloc(4096)
+    del cpu
+    gc.collect()
+    assert not memory.numpy().any()  # it holds it
+    del memory
+    gc.collect()
+    end = time.monotonic() + 30
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.001)
+    assert threading.active_count() <= before
 
 
 def test_threads_launch_at_the_same_time(cpu: Accelerator) -> None:

@@ -8,7 +8,7 @@ call. No method waits for a kernel: what may last is started, and then asked for
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -69,6 +69,10 @@ class Driver(abc.ABC):
     info: Info
     compiler: Compiler
     closed = False
+
+    def when_idle(self, release: Callable[[], None]) -> None:
+        """Give memory back once no kernel that was launched uses it. GPUs' drivers see to that themselves."""
+        release()
 
     # Memory. Device memory is not cleared here.
     @abc.abstractmethod

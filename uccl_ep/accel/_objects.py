@@ -355,8 +355,10 @@ class Accelerator:
         self._resources: weakref.WeakSet[_Resource] = weakref.WeakSet()
         self.info: Info = driver.info
         self.library = library  # what a Communicator loads for the same device
-        # Its own, so that copies pass kernels that spin on others. A finalizer would keep it in a circle.
+        # Its own, so that copies pass kernels that spin on others.
         self._copies = driver.stream_create()
+        self._finalizer = weakref.finalize(self, _close_driver, driver, self._copies)
+        self._finalizer.atexit = False  # type: ignore[misc]
 
     @property
     def kind(self) -> str:
@@ -375,7 +377,8 @@ class Accelerator:
             driver.free(base)
             base = driver.alloc(whole + PAGE)
         address = -(-base // PAGE) * PAGE
-        buffer = Buffer(_Memory(self, lambda: driver.free(base)), address, nbytes)
+        memory = _Memory(self, lambda: driver.when_idle(lambda: driver.free(base)))
+        buffer = Buffer(memory, address, nbytes)
         self._fill(address, 0, whole, None)
         return buffer
 
@@ -402,7 +405,8 @@ class Accelerator:
         def release(keep: Any = array) -> None:
             driver.host_unregister(host)
 
-        return Buffer(_Memory(self, release), address, array.nbytes, array.reshape(-1).view(np.uint8))
+        memory = _Memory(self, lambda: driver.when_idle(release))
+        return Buffer(memory, address, array.nbytes, array.reshape(-1).view(np.uint8))
 
     def stream(self, external: Any = None) -> Stream:
         """A stream of its own; or one from outside: of torch, anything with __cuda_stream__, or a number."""
@@ -462,7 +466,7 @@ class Accelerator:
         return self._driver
 
     def close(self) -> None:
-        """Give back all that it gave out. What still runs on it must be over."""
+        """Give back all that it gave out. A GPU's driver may wait for kernels that still run."""
         if self._driver.closed:
             return
         problem: UcclEpError | None = None
@@ -471,11 +475,7 @@ class Accelerator:
                 resource.close()
             except UcclEpError as error:  # the device is broken: give back what can be
                 problem = problem or error
-        try:
-            self._driver.stream_destroy(self._copies)
-        finally:
-            self._driver.closed = True
-            self._driver.close()
+        self._finalizer()
         if problem is not None:
             raise problem
 
@@ -487,6 +487,14 @@ class Accelerator:
 
     def __repr__(self) -> str:
         return f"<Accelerator {self.kind} {self.device}: {self.info.name}, {self.info.architecture}>"
+
+
+def _close_driver(driver: Driver, copies: Handle) -> None:
+    try:
+        driver.stream_destroy(copies)
+    finally:
+        driver.closed = True
+        driver.close()
 
 
 def stream_handle(external: Any) -> int:

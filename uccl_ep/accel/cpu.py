@@ -10,12 +10,13 @@ import ctypes
 import functools
 import itertools
 import os
-import queue
 import shlex
 import subprocess
 import tempfile
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,45 +96,64 @@ class _Event:
         self.passed = threading.Event()
         self.time = 0.0
 
+    def __call__(self) -> None:
+        self.time = time.monotonic()
+        self.passed.set()
+
 
 class _Worker:
-    """A stream: one thread, its work in order. After a failure the rest is dropped, and everyone who asks is told."""
+    """A stream: one thread, its work in order. After a failure the rest is dropped, but for what is to be done
+    `always`, and everyone who asks is told."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | _Event | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._outstanding = 0
+        self._change = threading.Condition()
+        self._work: deque[tuple[Callable[[], None], bool]] = deque()
+        self._running = self._closing = self._ended = False
         self._failure: BaseException | None = None
         threading.Thread(target=self._run, name="uccl_ep stream", daemon=True).start()
 
-    def add(self, work: Callable[[], None] | _Event) -> None:
-        with self._lock:
-            self._outstanding += 1
-        self._work.put(work)
+    def add(self, work: Callable[[], None], always: bool = False) -> bool:
+        """False: it has ended."""
+        with self._change:
+            if not self._ended:
+                self._work.append((work, always))
+                self._change.notify()
+            return not self._ended
 
     def close(self) -> None:
-        self._work.put(None)
+        with self._change:
+            self._closing = True
+            self._change.notify()
+
+    def idle(self) -> bool:
+        with self._change:
+            return not (self._running or self._work)
 
     def done(self) -> bool:
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            return self._outstanding == 0
+        if self._failure is not None:
+            raise self._failure
+        return self.idle()
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            failure: BaseException | None = None
-            if isinstance(work, _Event):
-                work.time = time.monotonic()
-                work.passed.set()
-            elif self._failure is None:
-                try:
-                    work()
-                except BaseException as error:
-                    failure = error
-            with self._lock:
-                self._failure = self._failure or failure
-                self._outstanding -= 1
+        while (work := self._next()) is not None:
+            try:
+                work()
+            except BaseException as error:
+                self._failure = self._failure or error
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._change:
+            while True:
+                self._running = False
+                while not self._work and not self._closing:
+                    self._change.wait()
+                if not self._work:
+                    self._ended = True
+                    return None
+                work, always = self._work.popleft()
+                if always or self._failure is None:
+                    self._running = True
+                    return work
 
 
 # -------------------------------------------------------------------------------------------------------- the driver
@@ -204,6 +224,8 @@ class Cpu(Driver):
             raise errors.CommandError(f"warps of {warp_size} lanes are not emulated: {WARP_SIZES} are")
         self.compiler = HostCompiler()
         self._warp_size, self._seed = warp_size, seed
+        self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
+        self._lock = threading.RLock()  # of what is given back, which the collector may do anywhere
         self._table = _table()
         found = ffi.new("uccl_ep_gpu_info *")
         found.size = ffi.sizeof("uccl_ep_gpu_info")
@@ -244,6 +266,29 @@ class Cpu(Driver):
         self._check("device_alloc", self._table.device_alloc(self._gpu, nbytes, address))
         return int(ffi.cast("uintptr_t", address[0]))
 
+    def when_idle(self, release: Callable[[], None]) -> None:
+        # A GPU's driver waits in free() for the kernels that run, which may use what is given back. Nothing waits here:
+        # the last stream that has come so far does it.
+        left = 1
+
+        def pass_by() -> None:
+            nonlocal left
+            with self._lock:
+                left -= 1
+                last = not left
+            if last:
+                release()
+
+        with self._lock:
+            workers = list(self._workers)
+        for worker in workers:
+            if not worker.idle():
+                with self._lock:
+                    left += 1
+                if not worker.add(pass_by, always=True):
+                    pass_by()
+        pass_by()
+
     def free(self, address: int) -> None:
         self._table.device_free(self._gpu, ffi.cast("void *", address))
 
@@ -272,7 +317,10 @@ class Cpu(Driver):
 
     # Streams and events.
     def stream_create(self) -> Handle:
-        return _Worker()
+        worker = _Worker()
+        with self._lock:
+            self._workers.add(worker)
+        return worker
 
     def stream_destroy(self, stream: Handle) -> None:
         stream.close()
@@ -286,7 +334,7 @@ class Cpu(Driver):
 
     def event_record(self, stream: Handle) -> Handle:
         event = _Event()
-        stream.add(event)
+        stream.add(event, always=True)
         return event
 
     def event_destroy(self, event: Handle) -> None:
@@ -352,4 +400,4 @@ class Cpu(Driver):
         stream.add(run)
 
     def close(self) -> None:
-        self._table.close(self._gpu)
+        self.when_idle(lambda: self._table.close(self._gpu))

@@ -124,7 +124,7 @@ class Nvrtc(Compiler):
 class Cuda(Driver):
     def __init__(self, index: int) -> None:
         self._cuda: Any = _package("driver")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is given back, the collector may give back anywhere
         self._registered: dict[int, int] = {}  # host memory that somebody else registered: how often it is used here
         nvrtc = Nvrtc()
         self.compiler = nvrtc

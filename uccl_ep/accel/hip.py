@@ -97,7 +97,7 @@ class Hiprtc(Compiler):
 class Hip(Driver):
     def __init__(self, index: int) -> None:
         self._hip: Any = _package("hip")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is given back, the collector may give back anywhere
         self._registered: dict[int, int] = {}
         self.compiler = Hiprtc()
         try:
