@@ -424,7 +424,21 @@ struct uccl_ep_copy_queue {
     uint32_t first, n;
     uint64_t given, done;
     uint64_t random;
+    bool broken;
 };
+
+/* An error is final. */
+static uccl_ep_status enter_queue(uccl_ep_copy_queue *q, const char *call) {
+    if (q->broken) return fail(UCCL_EP_E_SYSTEM, "the copy queue has failed before");
+    const uccl_ep_status status = enter(q->gpu, call);
+    q->broken = status != UCCL_EP_OK;
+    return status;
+}
+#define ENTER_QUEUE(q)                                                                                                 \
+    do {                                                                                                               \
+        const uccl_ep_status entered_ = enter_queue(q, __func__);                                                      \
+        if (entered_ != UCCL_EP_OK) return entered_;                                                                   \
+    } while (0)
 
 static uint64_t next_random(uccl_ep_copy_queue *q) {
     q->random ^= q->random << 13;
@@ -469,13 +483,13 @@ static void queue_close(uccl_ep_copy_queue *q) {
 }
 
 static uccl_ep_status copy_start(uccl_ep_copy_queue *q, void *to, const void *from, uint64_t bytes) {
-    ENTER(q->gpu);
+    ENTER_QUEUE(q);
     append(q, (step){.to = to, .from = from, .bytes = bytes});
     return UCCL_EP_OK;
 }
 
 static uccl_ep_status mark(uccl_ep_copy_queue *q, uint64_t *number) {
-    ENTER(q->gpu);
+    ENTER_QUEUE(q);
     if (q->given - q->done >= UCCL_EP_COPY_MARKS)
         return fail(UCCL_EP_E_AGAIN, "%u marks are outstanding", UCCL_EP_COPY_MARKS);
     append(q, (step){.mark = ++q->given});
@@ -484,7 +498,7 @@ static uccl_ep_status mark(uccl_ep_copy_queue *q, uint64_t *number) {
 }
 
 static uccl_ep_status marks_done(uccl_ep_copy_queue *q, uint64_t *done) {
-    ENTER(q->gpu);
+    ENTER_QUEUE(q);
     const uint64_t lazy = q->gpu->knobs.lazy;
     if (lazy)
         for (uint64_t pieces = next_random(q) % (lazy + 1); pieces && q->n; pieces--)

@@ -3,10 +3,12 @@
  * balance_accelerator.c: the accelerator of the emulation, with an eye on its callers: what they take they give back,
  * to the device they have it of, and host memory is still there when it is unregistered. One call can be made to fail.
  */
+#define _DEFAULT_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "balance.h"
 
@@ -83,11 +85,13 @@ static uccl_ep_status gpu_open(uint32_t index, uccl_ep_gpu **gpu) {
 
 static void gpu_close(uccl_ep_gpu *gpu) {
     give_back(gpu, NULL, &balance_state.opened);
+    pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < MAX_HELD; i++) {
         if (held[i].gpu != gpu) continue;
         fprintf(stderr, "balance: a device is closed, and %p of it is still held\n", held[i].address);
         abort();
     }
+    pthread_mutex_unlock(&lock);
     emulation->close(gpu);
 }
 
@@ -106,8 +110,11 @@ static uccl_ep_status host_register(uccl_ep_gpu *gpu, void *base, uint64_t bytes
     return hold(emulation->host_register(gpu, base, bytes, device_address), gpu, base, &balance_state.host);
 }
 static void host_unregister(uccl_ep_gpu *gpu, void *base) {
-    const char still_there = *(volatile char *)base;
-    (void)still_there;
+    unsigned char resident;
+    if (mincore(base, 1, &resident)) {
+        fprintf(stderr, "balance: %p is unregistered, and was unmapped before\n", base);
+        abort();
+    }
     give_back(gpu, base, &balance_state.host);
     emulation->host_unregister(gpu, base);
 }
