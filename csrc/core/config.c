@@ -127,6 +127,10 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
             UCCL_EP_E_RANGE, "PUT-4", "a heap of %llu bytes: 1 to %llu are addressable at granularity %u%s",
             (unsigned long long)c->heap_bytes, (unsigned long long)UCCL_EP_MAX_HEAP_BYTES(c->granularity),
             c->granularity, c->granularity == UCCL_EP_GRANULARITY_FINE ? " (16 reaches four times as far)" : "");
+    if (c->heap && c->heap_bytes % c->granularity) /* one that is allocated is whole pages */
+        return fail_local(UCCL_EP_E_ALIGNMENT, "PUT-4",
+                          "a heap of the caller of %llu bytes: a multiple of %u is needed",
+                          (unsigned long long)c->heap_bytes, c->granularity);
     if (c->signals > MAX_SIGNALS)
         return fail_local(UCCL_EP_E_RANGE, "", "%u signals: at most %u are possible", c->signals, MAX_SIGNALS);
     if (c->ring_log2 < UCCL_EP_RING_MIN_LOG2 || c->ring_log2 > UCCL_EP_RING_MAX_LOG2)

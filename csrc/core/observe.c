@@ -146,9 +146,10 @@ uccl_ep_status uccl_ep_report(uccl_ep_comm *comm, char *out, uint32_t bytes) {
         uccl_ep_channel_stats s;
         uccl_ep_channel_query(comm, i, &s);
         if (s.posted == s.complete && !s.failed && !s.state) continue;
-        add_line(&t, "  channel %u: posted %llu, taken %llu, source free %llu, complete %llu, failed %llu%s\n", i,
-                 (unsigned long long)s.posted, (unsigned long long)s.taken, (unsigned long long)s.source,
-                 (unsigned long long)s.complete, (unsigned long long)s.failed, s.state ? ", closed" : "");
+        add_line(&t, "  channel %u%s: posted %llu, taken %llu, source free %llu, complete %llu, failed %llu%s\n", i,
+                 i < comm->device_channels ? " (of kernels)" : "", (unsigned long long)s.posted,
+                 (unsigned long long)s.taken, (unsigned long long)s.source, (unsigned long long)s.complete,
+                 (unsigned long long)s.failed, s.state ? ", closed" : "");
     }
     for (uint32_t i = 0; i < comm->config.proxies; i++)
         for (uint32_t target = 0; target < comm->size; target++) report_peer(&t, &comm->proxies[i], target, now);

@@ -19,6 +19,11 @@ static void use(uccl_ep_comm *comm, bool threads) {
     uint64_t ticket, word = 0;
     const uint64_t granularity = info.granularity, far = info.heap_bytes - granularity;
     const uint32_t channel = info.channels - 1, slot = info.signals - 1;
+    uccl_ep_device_comm device;
+    const bool kernels = info.accelerator[0];
+    const uccl_ep_status given = uccl_ep_comm_device(comm, &device);
+    FUZZ_CHECK((given == UCCL_EP_OK) == kernels, "%d", given);
+    if (info.device_channels == info.channels) return; /* none is the host's */
     unsigned char *heap = info.heap;
     memset(heap, 0x5a, granularity);
     uccl_ep_status status = uccl_ep_put_signal(comm, channel, 0, 0, far, granularity, slot, 3, 0, &ticket);
@@ -90,6 +95,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     if (chosen >> 27 & 1) config.cpus = maybe_string(&in, strings[2], 300);
     if (chosen >> 28 & 1) config.backend = fuzz_u8(&in) % 2 ? NULL : "/nonexistent/library.so";
+    if (chosen >> 33 & 1) config.accelerator = fuzz_u8(&in) % 8 ? FUZZ_ACCELERATOR : "/nonexistent/library.so";
+    ANY32(34, accelerator_device);
+    ANY32(35, device_channels);
     if (chosen >> 29 & 1) config.refusal = "this rank does not want to";
     fuzz_bootstrap b = {.size = 1, .in = &in};
     uccl_ep_bootstrap bootstrap = fuzz_bootstrap_of(&b);

@@ -242,7 +242,7 @@ static void holes_rank(thread_rank *r, void *argument) {
     const uint64_t slots = uccl_ep_ring_slots(ring), first = config.first_ticket;
     const uccl_ep_command command = signal_to(0, 3, 1);
     bool stored[8] = {false}; /* of the tickets from `taken` on */
-    uint64_t taken = 0, highest = 0, most = 50 + test_scaled(20000);
+    uint64_t taken = 0, highest = 0, most = 50 + test_scaled(5000);
     CHECK_EQ(posted_of(comm, 0), 0);
     OK(uccl_ep_quiet(comm, 0, 0)); /* QUI-4 */
     while (taken < most) {
@@ -292,7 +292,7 @@ static void racing_rank(thread_rank *r, void *argument) {
     config.ring_log2 = 2;
     uccl_ep_device_comm device;
     uccl_ep_comm *comm = open_comm(r, &config, &device);
-    struct posts posts = {.device = &device, .rounds = 1 + test_scaled(100000)};
+    struct posts posts = {.device = &device, .rounds = 1 + test_scaled(30000)};
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, post_and_tell, &posts), 0);
     uint64_t seen = 0;
@@ -529,6 +529,19 @@ static void error_rank(thread_rank *r, void *argument) {
         for (size_t k = 0; k < 3; k++) CHECK_TEXT(cases[i].said[k]);
         OK(uccl_ep_comm_device_error(comm, NULL)); /* once */
     }
+    /* Any words at all, small ones among them: an error with a text, whatever they are. */
+    test_rng rng = test_rng_at(3);
+    for (uint64_t n = test_scaled(5000); n; n--) {
+        uccl_ep_device_error any;
+        uint64_t *words = (uint64_t *)&any;
+        for (size_t i = 0; i < sizeof any / sizeof *words; i++)
+            words[i] = test_below(&rng, 3) ? test_below(&rng, 6) : test_random(&rng) >> test_below(&rng, 64);
+        if (test_below(&rng, 2)) any.status = (uint64_t)(-7000 - (int64_t)test_below(&rng, 24));
+        if (!any.status) continue;
+        CHECK(kernel_error(&device, any), "no claim");
+        CHECK(uccl_ep_comm_device_error(comm, NULL) < 0, "taken for a success");
+        CHECK(strstr(uccl_ep_last_error()->text, "kernel ("), "%s", uccl_ep_last_error()->text);
+    }
     /* The record of the failed command is preferred. */
     const uint64_t bad = kernel_post(&device, 1, put_to(0, 0, 4096, 64));
     EXPECT(uccl_ep_wait(comm, 1, bad, DEFAULT), UCCL_EP_E_NIC);
@@ -690,6 +703,9 @@ static void test_refusals(void) {
     config.heap_kind = UCCL_EP_MEMORY_EMULATED;
     config.heap = (char *)memory + 16;
     refused(&config, UCCL_EP_E_REGISTRATION, "lies in one allocation");
+    config.heap_bytes = HEAP - 8;
+    refused(&config, UCCL_EP_E_ALIGNMENT, "a multiple of 16 is needed");
+    config.heap_bytes = HEAP;
     config.heap = &config;
     refused(&config, UCCL_EP_E_INVALID, "lies in no device memory");
     config.heap = memory;
