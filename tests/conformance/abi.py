@@ -9,9 +9,11 @@ import struct
 import tempfile
 from pathlib import Path
 
+from uccl_ep._native import lib
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import AbiMismatch, NotABackend, UcclEpError
+from uccl_ep.info import version_pair
 
 from ._tools import neighbours
 
@@ -77,7 +79,7 @@ def identity(ctx: Context) -> None:
 @case("abi1.other_version", clauses=("ABI-1",), ranks=(1,), needs=("processes",))
 def other_version(ctx: Context) -> None:
     """A library of another ABI major, or that needs a newer minor, is refused with a message that names both."""
-    major, minor = 1, 1
+    major, minor = version_pair(lib.uccl_ep_backend_abi())
     if platform.machine() not in _CODE:
         ctx.fail("ABI-1", "the suite cannot make a library for this machine", machine=platform.machine())
     with tempfile.TemporaryDirectory() as folder:
