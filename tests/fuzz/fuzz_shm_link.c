@@ -104,6 +104,7 @@ static void send_something(int fd, const shm_address *address, fuzz_input *in) {
         if (what & 1) message.regions[i].bytes = fuzz_number(in);
         if (what & 2) message.regions[i].offset = fuzz_number(in);
         if (what & 4) message.regions[i].access = (uint32_t)fuzz_number(in);
+        if (what & 8) message.regions[i].kind = what >> 6;
     }
     for (unsigned i = fuzz_u8(in) % 6; i && n < 8; i--)
         if ((files[n] = some_file(in)) >= 0) n++;

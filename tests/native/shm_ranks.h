@@ -78,12 +78,12 @@ static inline uccl_ep_status host_fail(void *context, uccl_ep_status status, int
     said_code = code;
     return status;
 }
-static const uccl_ep_host host = {.size = sizeof(uccl_ep_host),
-                                  .abi_major = UCCL_EP_BACKEND_ABI_MAJOR,
-                                  .abi_minor = UCCL_EP_BACKEND_ABI_MINOR,
-                                  .now_ns = host_now,
-                                  .log = host_log,
-                                  .fail = host_fail};
+static uccl_ep_host host = {.size = sizeof(uccl_ep_host),
+                            .abi_major = UCCL_EP_BACKEND_ABI_MAJOR,
+                            .abi_minor = UCCL_EP_BACKEND_ABI_MINOR,
+                            .now_ns = host_now,
+                            .log = host_log,
+                            .fail = host_fail};
 
 #define CHECK_OK(call)                                                                                                 \
     do {                                                                                                               \

@@ -2,6 +2,7 @@
  *
  * Endpoints: operations are executed where they are submitted, by the submitting thread, so order and visibility are
  * the CPU's and a completion is known at once. What is left is bounds, a ring of completions, and who is connected.
+ * Only where one of two heaps is in device memory does a write take time: copies.c.
  */
 #include "shm.h"
 
@@ -10,27 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct shm_done {
-    uint64_t cookie;
-    uint32_t peer;
-} shm_done;
-
-typedef struct shm_peer {
-    shm_link *link; /* NULL: not connected */
-    bool connecting, reported;
-} shm_peer;
-
-struct uccl_ep_endpoint {
-    uccl_ep_device *device;
-    uint32_t index;
-    uint32_t ends_seen;
-    /* Completions that poll has not taken: [head, tail) of a ring. */
-    uint64_t head, tail;
-    uint64_t mask;
-    shm_done *ring;
-    shm_peer peers[];
-};
 
 uccl_ep_status shm_endpoint_open(uccl_ep_device *device, const uccl_ep_endpoint_config *config,
                                  uccl_ep_endpoint **out) {
@@ -68,6 +48,7 @@ uccl_ep_status shm_endpoint_open(uccl_ep_device *device, const uccl_ep_endpoint_
     }
     endpoint->ends_seen = atomic_load_explicit(&device->ends, memory_order_relaxed);
     pthread_mutex_unlock(&device->lock);
+    if (status == UCCL_EP_OK && shm_accelerator(host)) status = shm_copies_open(endpoint, &endpoint->copies);
     if (status != UCCL_EP_OK) {
         free(endpoint->ring);
         free(endpoint);
@@ -78,6 +59,7 @@ uccl_ep_status shm_endpoint_open(uccl_ep_device *device, const uccl_ep_endpoint_
 }
 
 void shm_endpoint_close(uccl_ep_endpoint *endpoint) {
+    if (endpoint->copies) shm_copies_close(endpoint->copies);
     free(endpoint->ring);
     free(endpoint);
 }
@@ -200,7 +182,12 @@ uccl_ep_status shm_connect_poll(uccl_ep_endpoint *endpoint, uint32_t peer) {
 
 uccl_ep_status shm_disconnect(uccl_ep_endpoint *endpoint, uint32_t peer) {
     if (peer >= endpoint->device->peers) return shm_no_peer(endpoint, peer);
-    endpoint->peers[peer] = (shm_peer){0}; /* nothing is ever on its way */
+    if (endpoint->copies && !shm_copies_drop(endpoint->copies, peer)) {
+        const uccl_ep_status status = shm_copies_advance(endpoint->copies);
+        if (status != UCCL_EP_OK) return status;
+        if (!shm_copies_drop(endpoint->copies, peer)) return UCCL_EP_IN_PROGRESS;
+    }
+    endpoint->peers[peer] = (shm_peer){0};
     uint64_t to = endpoint->head;
     for (uint64_t from = endpoint->head; from != endpoint->tail; from++) {
         shm_done done = endpoint->ring[from & endpoint->mask];
@@ -275,34 +262,39 @@ __attribute__((cold, noinline)) static uccl_ep_status shm_refusal(const uccl_ep_
     return shm_no_right(host, "the own", mine->record.access, UCCL_EP_ACCESS_LOCAL_READ);
 }
 
-/* All or nothing: true, or nothing was done and shm_refusal says why. */
-static inline bool shm_execute(const uccl_ep_device *device, const uccl_ep_operation *operation,
-                               const shm_target *remote, uint32_t remote_right, uint64_t length) {
+/* Where an operation leads; false, and shm_refusal says why. */
+static inline bool shm_resolve(const uccl_ep_device *device, const uccl_ep_operation *operation,
+                               const shm_target *remote, uint32_t remote_right, uint64_t length, unsigned char **there,
+                               unsigned char **here) {
     if (operation->flags & ~(UCCL_EP_OPERATION_SIGNALLED | UCCL_EP_OPERATION_FENCE)) return false;
     if (length > SHM_MAX_MESSAGE || (remote->access & remote_right) == 0) return false;
     if (!shm_inside(remote->bytes, operation->remote_offset, length)) return false;
-    unsigned char *there = remote->base + operation->remote_offset;
-
-    if (operation->kind == UCCL_EP_OPERATION_ADD64) {
-        if (operation->remote_offset % sizeof(uint64_t) != 0) return false;
-        /* Release: who reads the sum with acquire sees the writes before it. */
-        __atomic_fetch_add((uint64_t *)(void *)there, operation->value, __ATOMIC_ACQ_REL);
-        return true;
-    }
+    *there = remote->base + operation->remote_offset;
+    *here = NULL;
+    if (operation->kind == UCCL_EP_OPERATION_ADD64) return operation->remote_offset % sizeof(uint64_t) == 0;
     if (operation->local_region >= UCCL_EP_REGIONS) return false;
     const shm_region *mine = &device->regions[operation->local_region];
     if (mine->record.id == 0 || !shm_inside(mine->record.bytes, operation->local_offset, length)) return false;
-    unsigned char *here = mine->base + operation->local_offset;
-    if (operation->kind == UCCL_EP_OPERATION_READ) {
+    *here = mine->base + operation->local_offset;
+    return operation->kind == UCCL_EP_OPERATION_READ || (mine->record.access & UCCL_EP_ACCESS_LOCAL_READ) != 0;
+}
+
+static inline void shm_do(uint8_t kind, unsigned char *there, unsigned char *here, uint64_t length, uint64_t value) {
+    if (kind == UCCL_EP_OPERATION_ADD64) {
+        /* Release: who reads the sum with acquire sees the writes before it. */
+        __atomic_fetch_add((uint64_t *)(void *)there, value, __ATOMIC_ACQ_REL);
+    } else if (kind == UCCL_EP_OPERATION_READ) {
         if (length) memmove(here, there, length);
     } else {
-        if ((mine->record.access & UCCL_EP_ACCESS_LOCAL_READ) == 0) return false;
         /* Move: the own rank's source and target may overlap. */
         if (length) memmove(there, here, length);
         /* The next write must not become visible before this one. */
         atomic_thread_fence(memory_order_release);
     }
-    return true;
+}
+
+void shm_carry_out(uint8_t kind, unsigned char *there, unsigned char *here, uint64_t length, uint64_t value) {
+    shm_do(kind, there, here, length, value);
 }
 
 static const uint32_t shm_rights[UCCL_EP_OPERATION_READ + 1] = {
@@ -310,6 +302,50 @@ static const uint32_t shm_rights[UCCL_EP_OPERATION_READ + 1] = {
     [UCCL_EP_OPERATION_ADD64] = UCCL_EP_ACCESS_REMOTE_ATOMIC,
     [UCCL_EP_OPERATION_READ] = UCCL_EP_ACCESS_REMOTE_READ,
 };
+
+static inline const shm_target *shm_target_of(const shm_link *link, uint32_t imported,
+                                              const uccl_ep_operation *operation) {
+    const uint32_t region = operation->remote_region;
+    return region < UCCL_EP_REGIONS && (imported >> region & 1u) ? &link->targets[region] : &shm_nothing;
+}
+
+static inline uint64_t shm_length(const uccl_ep_operation *operation) {
+    return operation->kind == UCCL_EP_OPERATION_ADD64 ? sizeof(uint64_t) : operation->length;
+}
+
+static inline uint32_t shm_right(const uccl_ep_operation *operation) {
+    return operation->kind <= UCCL_EP_OPERATION_READ ? shm_rights[operation->kind] : 0;
+}
+
+/* One of the two heaps is in device memory. */
+static uccl_ep_status shm_submit_copies(uccl_ep_endpoint *endpoint, uint32_t peer, const shm_link *link,
+                                        uint32_t imported, const uccl_ep_operation *operations, uint32_t n,
+                                        uint32_t *accepted) {
+    const uccl_ep_device *device = endpoint->device;
+    shm_copies *copies = endpoint->copies;
+    for (; *accepted < n; ++*accepted) {
+        const uccl_ep_operation *operation = &operations[*accepted];
+        if (endpoint->tail - endpoint->head + shm_copies_pending(copies) > endpoint->mask) break;
+        const uint64_t length = shm_length(operation);
+        const shm_target *remote = shm_target_of(link, imported, operation);
+        const uint32_t right = shm_right(operation);
+        unsigned char *there, *here;
+        if (!shm_resolve(device, operation, remote, right, length, &there, &here))
+            return shm_refusal(device, link, operation, remote, right, length);
+        const bool heap = operation->kind != UCCL_EP_OPERATION_ADD64 &&
+                          (remote->device || device->regions[operation->local_region].shared);
+        if (!heap) {
+            shm_copies_then(copies, peer, operation, there, here, length);
+            continue;
+        }
+        if (shm_copies_must_wait(copies, peer)) break;
+        const bool read = operation->kind == UCCL_EP_OPERATION_READ;
+        const uccl_ep_status status =
+            shm_copies_start(copies, peer, operation, read ? here : there, read ? there : here, length);
+        if (status != UCCL_EP_OK) return status;
+    }
+    return shm_copies_advance(copies);
+}
 
 uccl_ep_status shm_submit(uccl_ep_endpoint *endpoint, uint32_t peer, const uccl_ep_operation *operations, uint32_t n,
                           uint32_t flags, uint32_t *accepted) {
@@ -324,33 +360,39 @@ uccl_ep_status shm_submit(uccl_ep_endpoint *endpoint, uint32_t peer, const uccl_
         return shm_fail(device->host, UCCL_EP_E_PEER_LOST, link->vendor_code, "%s", link->text);
     }
     uint32_t imported = atomic_load_explicit(&link->imported, memory_order_acquire);
+    if (endpoint->copies && (device->regions[UCCL_EP_REGION_HEAP].shared ||
+                             ((imported >> UCCL_EP_REGION_HEAP & 1u) && link->targets[UCCL_EP_REGION_HEAP].device)))
+        return shm_submit_copies(endpoint, peer, link, imported, operations, n, accepted);
     uint64_t copied = 0;
     uint32_t i = 0;
     for (; i < n; i++) {
         const uccl_ep_operation *operation = &operations[i];
         bool signalled = (operation->flags & UCCL_EP_OPERATION_SIGNALLED) != 0;
         if (signalled && endpoint->tail - endpoint->head > endpoint->mask) break;
-        uint64_t length = operation->kind == UCCL_EP_OPERATION_ADD64 ? sizeof(uint64_t) : operation->length;
+        uint64_t length = shm_length(operation);
         /* A submit holds up all that the proxy serves: what is left waits for the next. */
         copied += length;
         if (copied > SHM_MAX_MESSAGE && i > 0 && length <= SHM_MAX_MESSAGE) break;
 
-        uint32_t right = operation->kind <= UCCL_EP_OPERATION_READ ? shm_rights[operation->kind] : 0;
-        const shm_target *remote = &shm_nothing;
-        if (operation->remote_region < UCCL_EP_REGIONS && (imported >> operation->remote_region & 1u))
-            remote = &link->targets[operation->remote_region];
-        if (!shm_execute(device, operation, remote, right, length)) {
+        const uint32_t right = shm_right(operation);
+        const shm_target *remote = shm_target_of(link, imported, operation);
+        unsigned char *there, *here;
+        if (!shm_resolve(device, operation, remote, right, length, &there, &here)) {
             *accepted = i;
             return shm_refusal(device, link, operation, remote, right, length);
         }
-        if (signalled)
-            endpoint->ring[endpoint->tail++ & endpoint->mask] = (shm_done){.cookie = operation->cookie, .peer = peer};
+        shm_do(operation->kind, there, here, length, operation->value);
+        if (signalled) shm_complete(endpoint, peer, operation->cookie);
     }
     *accepted = i;
     return UCCL_EP_OK;
 }
 
 int32_t shm_poll(uccl_ep_endpoint *endpoint, uccl_ep_completion *completions, uint32_t max) {
+    if (endpoint->copies) {
+        const uccl_ep_status status = shm_copies_advance(endpoint->copies);
+        if (status != UCCL_EP_OK) return status;
+    }
     uint32_t n = 0;
     for (; n < max && n < INT32_MAX && endpoint->head != endpoint->tail; n++) {
         shm_done done = endpoint->ring[endpoint->head++ & endpoint->mask];

@@ -190,9 +190,7 @@ static void shm_link_free(const uccl_ep_device *device, shm_link *link) {
     if (!link) return;
     shm_hang_up(device, link);
     bool mapped_here = device->pid == getpid(); /* MADV_DONTFORK */
-    for (unsigned i = 0; i < UCCL_EP_REGIONS && mapped_here; i++) {
-        if (link->targets[i].map) munmap(link->targets[i].map, link->targets[i].map_bytes);
-    }
+    for (unsigned i = 0; i < UCCL_EP_REGIONS && mapped_here; i++) shm_target_close(device, &link->targets[i]);
     free(link);
 }
 
@@ -245,6 +243,11 @@ static void shm_ended(uccl_ep_device *device, shm_link *link) {
              link->peer, (int)link->pid);
 }
 
+/* Host memory travels as a descriptor; device memory is opened when it is imported. */
+static bool shm_has_file(const shm_region_record *record) {
+    return record->id != 0 && record->kind == UCCL_EP_MEMORY_HOST;
+}
+
 /* Map the memory that a hello or welcome carries. Takes the descriptors. */
 static uccl_ep_status shm_take_memory(shm_link *link, const shm_message *message, int *fds, unsigned n, int *error,
                                       char *text, size_t room) {
@@ -253,12 +256,16 @@ static uccl_ep_status shm_take_memory(shm_link *link, const shm_message *message
     *error = 0;
     for (unsigned i = 0; i < UCCL_EP_REGIONS && status == UCCL_EP_OK; i++) {
         link->records[i] = message->regions[i];
-        if (link->records[i].id == 0) continue;
+        if (i != UCCL_EP_REGION_HEAP && link->records[i].id && !shm_has_file(&link->records[i])) {
+            snprintf(text, room, "a region that has to be host memory is none");
+            status = UCCL_EP_E_REGISTRATION;
+        }
+        if (status != UCCL_EP_OK || !shm_has_file(&link->records[i])) continue;
         if (used == n) break;
         status = shm_map_target(&link->records[i], fds[used++], &link->targets[i], error, text, room);
     }
     unsigned said = 0;
-    for (unsigned i = 0; i < UCCL_EP_REGIONS; i++) said += message->regions[i].id != 0;
+    for (unsigned i = 0; i < UCCL_EP_REGIONS; i++) said += shm_has_file(&message->regions[i]);
     if (status == UCCL_EP_OK && said != n) {
         snprintf(text, room, "%u regions came with %u descriptors", said, n);
         status = UCCL_EP_E_REGISTRATION;
@@ -633,7 +640,7 @@ static void shm_greet(uccl_ep_device *device, shm_link *link) {
     unsigned n = 0;
     for (unsigned i = 0; i < UCCL_EP_REGIONS; i++) {
         message.regions[i] = device->regions[i].record;
-        if (message.regions[i].id) fds[n++] = device->regions[i].fd;
+        if (shm_has_file(&message.regions[i])) fds[n++] = device->regions[i].fd;
     }
     int error = shm_send(link->fd, &message, fds, n);
     /* Descriptors that nobody has received yet are counted for a user: others' receiving makes room. */

@@ -244,6 +244,62 @@ void shm_memory_free_all(uccl_ep_device *device) {
 
 /* ---------------------------------------------------------------------------------------------------------- regions */
 
+static uccl_ep_status shm_put_region(uccl_ep_device *device, uccl_ep_region region, shm_region *made) {
+    while (made->record.id == 0) {
+        uccl_ep_status status = shm_random(device->host, &made->record.id, sizeof made->record.id);
+        if (status != UCCL_EP_OK) return status;
+    }
+    pthread_mutex_lock(&device->lock);
+    device->regions[region] = *made;
+    pthread_mutex_unlock(&device->lock);
+    return UCCL_EP_OK;
+}
+
+/* A heap in device memory. Its allocation is what other processes can open; one that cannot be shared serves ranks of
+ * this process. */
+static uccl_ep_status shm_register_device(uccl_ep_device *device, uccl_ep_region region, const uccl_ep_memory *memory) {
+    const uccl_ep_host *host = device->host;
+    const uccl_ep_accelerator *accelerator = shm_accelerator(host);
+    if (!accelerator) {
+        return shm_fail(host, UCCL_EP_E_REGISTRATION, 0,
+                        "the %s region is device memory, and the communicator has no accelerator to reach it with: "
+                        "give one, or take host memory",
+                        shm_region_names[region]);
+    }
+    if (region != UCCL_EP_REGION_HEAP) {
+        return shm_fail(host, UCCL_EP_E_REGISTRATION, 0,
+                        "the %s region is device memory: CPUs add and write there, so it has to be host memory",
+                        shm_region_names[region]);
+    }
+    void *base = NULL;
+    uint64_t bytes = 0;
+    uccl_ep_status status = accelerator->allocation(host->gpu, memory->base, &base, &bytes);
+    if (status != UCCL_EP_OK) return shm_accelerator_failed(host, UCCL_EP_E_REGISTRATION, "the heap's memory");
+    const uint64_t offset = (uint64_t)((uintptr_t)memory->base - (uintptr_t)base);
+    if (offset > bytes || memory->bytes > bytes - offset) {
+        return shm_fail(host, UCCL_EP_E_REGISTRATION, 0,
+                        "the heap (%" PRIu64 " bytes at %p) ends behind its allocation (%" PRIu64 " bytes at %p)",
+                        memory->bytes, memory->base, bytes, base);
+    }
+    shm_device_blob *shared = calloc(1, sizeof *shared);
+    if (!shared) return shm_fail(host, UCCL_EP_E_NO_MEMORY, ENOMEM, "no memory for a region");
+    shared->address = (uint64_t)(uintptr_t)memory->base;
+    status = accelerator->ipc_export(host->gpu, base, shared->handle);
+    shared->shareable = status == UCCL_EP_OK;
+    if (status != UCCL_EP_OK) {
+        shm_log(host, UCCL_EP_LOG_INFO, "shm: only ranks of this process reach the heap: %s",
+                accelerator->error_text());
+    }
+    shm_region made = {
+        .record = {.bytes = memory->bytes, .offset = offset, .access = memory->access, .kind = memory->kind},
+        .base = memory->base,
+        .fd = -1,
+        .shared = shared};
+    status = shm_put_region(device, region, &made);
+    if (status != UCCL_EP_OK) free(shared);
+    return status;
+}
+
 uccl_ep_status shm_region_register(uccl_ep_device *device, uccl_ep_region region, const uccl_ep_memory *memory) {
     const uccl_ep_host *host = device->host;
     if ((unsigned)region >= UCCL_EP_REGIONS || (memory->access & ~SHM_ACCESS_ALL) != 0 || memory->bytes == 0) {
@@ -254,11 +310,10 @@ uccl_ep_status shm_region_register(uccl_ep_device *device, uccl_ep_region region
     if (device->regions[region].record.id) {
         return shm_fail(host, UCCL_EP_E_INVALID, 0, "the %s region is registered already: deregister it first", name);
     }
-    if (memory->kind != UCCL_EP_MEMORY_HOST || memory->dmabuf_fd >= 0) {
+    if (memory->kind != UCCL_EP_MEMORY_HOST) return shm_register_device(device, region, memory);
+    if (memory->dmabuf_fd >= 0) {
         return shm_fail(host, UCCL_EP_E_REGISTRATION, 0,
-                        "the %s region is device memory, which the shm backend cannot reach: take host memory, or the "
-                        "backend of a NIC that registers device memory",
-                        name);
+                        "the %s region came with a dmabuf, and is host memory: the shm backend takes its own", name);
     }
     /* Words are reached with CPU atomics. */
     if ((uintptr_t)memory->base % sizeof(uint64_t) != 0) {
@@ -278,21 +333,17 @@ uccl_ep_status shm_region_register(uccl_ep_device *device, uccl_ep_region region
                         "cannot map it: let the library allocate the heap",
                         name, memory->bytes, memory->base);
     }
-    shm_region_record record = {
-        .bytes = memory->bytes, .offset = start - (uintptr_t)inside->base, .access = memory->access};
-    while (record.id == 0) {
-        uccl_ep_status status = shm_random(host, &record.id, sizeof record.id);
-        if (status != UCCL_EP_OK) return status;
-    }
-    pthread_mutex_lock(&device->lock);
-    device->regions[region] = (shm_region){.record = record, .base = memory->base, .fd = inside->fd};
-    pthread_mutex_unlock(&device->lock);
-    return UCCL_EP_OK;
+    shm_region made = {
+        .record = {.bytes = memory->bytes, .offset = start - (uintptr_t)inside->base, .access = memory->access},
+        .base = memory->base,
+        .fd = inside->fd};
+    return shm_put_region(device, region, &made);
 }
 
 void shm_region_deregister(uccl_ep_device *device, uccl_ep_region region) {
     if ((unsigned)region >= UCCL_EP_REGIONS) return;
     pthread_mutex_lock(&device->lock);
+    free(device->regions[region].shared);
     device->regions[region] = (shm_region){.fd = -1};
     pthread_mutex_unlock(&device->lock);
 }
@@ -301,15 +352,18 @@ uccl_ep_status shm_region_export(uccl_ep_device *device, uccl_ep_region region, 
     if ((unsigned)region >= UCCL_EP_REGIONS || device->regions[region].record.id == 0) {
         return shm_fail(device->host, UCCL_EP_E_INVALID, 0, "region %u is not registered", (unsigned)region);
     }
-    shm_region_blob out = {.magic = SHM_REGION_MAGIC, .version = SHM_VERSION, .region = (uint16_t)region};
-    if (*bytes < sizeof out) {
-        return shm_fail(device->host, UCCL_EP_E_INVALID, 0, "region_export: %u bytes of room, %zu needed", *bytes,
-                        sizeof out);
+    const shm_region *mine = &device->regions[region];
+    shm_device_blob out = {.reserved = 0};
+    const uint32_t size = mine->shared ? sizeof out : sizeof out.region;
+    if (*bytes < size) {
+        return shm_fail(device->host, UCCL_EP_E_INVALID, 0, "region_export: %u bytes of room, %u needed", *bytes, size);
     }
-    memcpy(out.name, device->address.name, sizeof out.name);
-    out.record = device->regions[region].record;
-    memcpy(blob, &out, sizeof out);
-    *bytes = sizeof out;
+    if (mine->shared) out = *mine->shared;
+    out.region = (shm_region_blob){
+        .magic = SHM_REGION_MAGIC, .version = SHM_VERSION, .region = (uint16_t)region, .record = mine->record};
+    memcpy(out.region.name, device->address.name, sizeof out.region.name);
+    memcpy(blob, &out, size);
+    *bytes = size;
     return UCCL_EP_OK;
 }
 
@@ -356,6 +410,72 @@ uccl_ep_status shm_map_target(const shm_region_record *record, int fd, shm_targe
     return UCCL_EP_OK;
 }
 
+/* The peer's heap, in device memory. */
+static uccl_ep_status shm_reach_device(const uccl_ep_device *device, const shm_link *link, uint32_t peer,
+                                       const shm_device_blob *in, shm_target *target) {
+    const uccl_ep_host *host = device->host;
+    const uccl_ep_accelerator *accelerator = shm_accelerator(host);
+    const shm_region_record *record = &in->region.record;
+    if (!accelerator) {
+        return shm_fail(host, UCCL_EP_E_REGISTRATION, 0,
+                        "the heap of rank %u is device memory, and this rank has no accelerator to reach it with: give "
+                        "every rank one",
+                        peer);
+    }
+    shm_target made = {.bytes = record->bytes, .access = record->access, .device = true};
+    /* The kernel says who is at the other end of the link: of ourselves we take an address. */
+    if (link == &device->self || (link->pid > 0 && link->pid == device->pid)) {
+        made.base = (unsigned char *)(uintptr_t)in->address;
+        *target = made;
+        return UCCL_EP_OK;
+    }
+    if (!in->shareable) {
+        return shm_fail(host, UCCL_EP_E_REGISTRATION, 0,
+                        "the heap of rank %u is device memory that its driver does not share with other processes: "
+                        "allocate it another way (uccl-ep doctor), or take host memory",
+                        peer);
+    }
+    void *base = NULL, *address = NULL;
+    uint64_t bytes = 0;
+    uccl_ep_status status = accelerator->ipc_open(host->gpu, in->handle, &address);
+    if (status != UCCL_EP_OK) return shm_accelerator_failed(host, UCCL_EP_E_REGISTRATION, "the peer's heap");
+    status = accelerator->allocation(host->gpu, address, &base, &bytes);
+    const uint64_t before = (uint64_t)((uintptr_t)address - (uintptr_t)base);
+    if (status != UCCL_EP_OK) {
+        status = shm_accelerator_failed(host, UCCL_EP_E_REGISTRATION, "the peer's heap");
+    } else if (before > bytes || record->offset > bytes - before || record->bytes > bytes - before - record->offset) {
+        status = shm_fail(host, UCCL_EP_E_REGISTRATION, 0, "the heap of rank %u does not lie in its allocation", peer);
+    }
+    if (status != UCCL_EP_OK) {
+        accelerator->ipc_close(host->gpu, address);
+        return status;
+    }
+    made.opened = address;
+    made.base = (unsigned char *)address + record->offset;
+    *target = made;
+    return UCCL_EP_OK;
+}
+
+/* The peer's heap in host memory, the own one in device memory: a driver copies at once what is registered with it. */
+static uccl_ep_status shm_reach_host(const uccl_ep_device *device, shm_target *target) {
+    const uccl_ep_host *host = device->host;
+    if (!device->regions[UCCL_EP_REGION_HEAP].shared || target->registered || !target->map) return UCCL_EP_OK;
+    void *address;
+    const uccl_ep_status status =
+        shm_accelerator(host)->host_register(host->gpu, target->map, target->map_bytes, &address);
+    if (status != UCCL_EP_OK) return shm_accelerator_failed(host, UCCL_EP_E_REGISTRATION, "the peer's heap");
+    target->registered = true;
+    return UCCL_EP_OK;
+}
+
+void shm_target_close(const uccl_ep_device *device, shm_target *target) {
+    const uccl_ep_host *host = device->host;
+    if (target->opened) shm_accelerator(host)->ipc_close(host->gpu, target->opened);
+    if (target->registered) shm_accelerator(host)->host_unregister(host->gpu, target->map);
+    if (target->map) munmap(target->map, target->map_bytes);
+    *target = (shm_target){0};
+}
+
 uccl_ep_status shm_region_import(uccl_ep_device *device, uint32_t peer, uccl_ep_region region, const void *blob,
                                  uint32_t bytes) {
     const uccl_ep_host *host = device->host;
@@ -363,10 +483,12 @@ uccl_ep_status shm_region_import(uccl_ep_device *device, uint32_t peer, uccl_ep_
         return shm_fail(host, UCCL_EP_E_RANGE, 0, "region %u of rank %u: there are %u and %u", (unsigned)region, peer,
                         (unsigned)UCCL_EP_REGIONS, device->peers);
     }
-    shm_region_blob in;
-    if (bytes == sizeof in) memcpy(&in, blob, sizeof in);
-    if (bytes != sizeof in || in.magic != SHM_REGION_MAGIC || in.version != SHM_VERSION ||
-        in.region != (uint16_t)region) {
+    shm_device_blob whole = {.reserved = 0};
+    const shm_region_blob *in = &whole.region;
+    if (bytes == sizeof whole || bytes == sizeof *in) memcpy(&whole, blob, bytes);
+    const bool on_device = region == UCCL_EP_REGION_HEAP && in->record.kind != UCCL_EP_MEMORY_HOST;
+    if (bytes != (on_device ? sizeof whole : sizeof *in) || in->magic != SHM_REGION_MAGIC ||
+        in->version != SHM_VERSION || in->region != (uint16_t)region) {
         return shm_fail(
             host, UCCL_EP_E_INVALID, 0,
             "rank %u sent %u bytes that do not describe its %s region: do all ranks run one version with the "
@@ -385,17 +507,22 @@ uccl_ep_status shm_region_import(uccl_ep_device *device, uint32_t peer, uccl_ep_
     } else if (state != SHM_LINK_UP) {
         status =
             shm_fail(host, UCCL_EP_E_INVALID, 0, "rank %u is not connected yet: import its regions after that", peer);
-    } else if (memcmp(name, in.name, sizeof in.name) != 0 || record->id == 0 ||
-               memcmp(record, &in.record, sizeof in.record) != 0) {
+    } else if (memcmp(name, in->name, sizeof in->name) != 0 || record->id == 0 ||
+               memcmp(record, &in->record, sizeof in->record) != 0) {
         status = shm_fail(host, UCCL_EP_E_INVALID, 0,
                           "rank %u describes another %s region than the one that it sent when it connected", peer,
                           shm_region_names[region]);
-    } else {
-        if (own) {
-            device->self.targets[region] =
+    } else if (own || (atomic_load_explicit(&link->imported, memory_order_relaxed) >> region & 1u) == 0) {
+        shm_target *target = &link->targets[region];
+        if (on_device) {
+            status = shm_reach_device(device, link, peer, &whole, target);
+        } else if (own) {
+            *target =
                 (shm_target){.base = device->regions[region].base, .bytes = record->bytes, .access = record->access};
+        } else if (region == UCCL_EP_REGION_HEAP) {
+            status = shm_reach_host(device, target);
         }
-        atomic_fetch_or_explicit(&link->imported, 1u << region, memory_order_release);
+        if (status == UCCL_EP_OK) atomic_fetch_or_explicit(&link->imported, 1u << region, memory_order_release);
     }
     pthread_mutex_unlock(&device->lock);
     return status;

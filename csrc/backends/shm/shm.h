@@ -6,6 +6,7 @@
  *   memory.c    memory that can be shared (memfd), regions
  *   link.c      one connection a pair of devices: descriptors of memory travel over it, and its end tells of a death
  *   endpoint.c  submit and poll
+ *   copies.c    what goes to or from a heap in a GPU's memory: copies on a queue of its driver
  *
  * Locking. Endpoints of several threads meet in the links and the regions: `lock` guards them, but what submit reads: a
  * link's `state`, `imported` and `targets`. The targets of a link are written once, before its state says UP or its bit
@@ -54,9 +55,9 @@ typedef struct shm_address {
 typedef struct shm_region_record {
     uint64_t id; /* random, of one registration; 0: not registered */
     uint64_t bytes;
-    uint64_t offset; /* in the file whose descriptor travels along */
+    uint64_t offset; /* in the file whose descriptor travels along; in the allocation, of device memory */
     uint32_t access;
-    uint32_t reserved;
+    uint32_t kind; /* uccl_ep_memory_kind; without a descriptor if it is not host memory */
 } shm_region_record;
 
 typedef struct shm_region_blob {
@@ -66,6 +67,15 @@ typedef struct shm_region_blob {
     shm_region_record record;
 } shm_region_blob;
 #define SHM_REGION_MAGIC 0x72736d75u /* "umsr" */
+
+/* The heap in device memory: what it takes to reach the allocation. */
+typedef struct shm_device_blob {
+    shm_region_blob region;
+    uint64_t address;   /* of the heap, for ranks of the same process */
+    uint32_t shareable; /* `handle` is one; otherwise no other process can reach it */
+    uint32_t reserved;
+    uint8_t handle[UCCL_EP_GPU_IPC_BYTES];
+} shm_device_blob;
 
 /* All that passes over a link, one packet each. HELLO and WELCOME carry the descriptors of the registered regions. */
 typedef enum shm_message_kind { SHM_HELLO = 1, SHM_WELCOME = 2, SHM_REJECT = 3, SHM_GOODBYE = 4 } shm_message_kind;
@@ -83,6 +93,7 @@ typedef struct shm_message {
 
 _Static_assert(sizeof(shm_address) == 88, "the same on all ABIs: no padding");
 _Static_assert(sizeof(shm_region_blob) == 56, "the same on all ABIs: no padding");
+_Static_assert(sizeof(shm_device_blob) == 200, "the same on all ABIs: no padding");
 _Static_assert(sizeof(shm_message) == 256, "the same on all ABIs: no padding");
 _Static_assert(sizeof(shm_address) <= UCCL_EP_MAX_BLOB_BYTES, "fits the core's room");
 
@@ -95,6 +106,9 @@ typedef struct shm_target {
     uint32_t access;
     void *map; /* what to unmap; NULL: not ours */
     uint64_t map_bytes;
+    void *opened;    /* device memory of another process, to be closed; NULL: not ours */
+    bool registered; /* `map` is, with the accelerator */
+    bool device;     /* `base` is an address in device memory */
 } shm_target;
 
 typedef enum shm_link_state {
@@ -143,7 +157,8 @@ typedef struct shm_memory {
 typedef struct shm_region {
     shm_region_record record; /* id 0: free */
     unsigned char *base;
-    int fd; /* of the shm_memory */
+    int fd;                  /* of the shm_memory */
+    shm_device_blob *shared; /* device memory: how others reach it; NULL: host memory */
 } shm_region;
 
 struct uccl_ep_device {
@@ -169,6 +184,39 @@ struct uccl_ep_device {
     _Atomic uint32_t ends; /* of links that were up */
 };
 
+typedef struct shm_copies shm_copies;
+
+typedef struct shm_done {
+    uint64_t cookie;
+    uint32_t peer;
+} shm_done;
+
+typedef struct shm_peer {
+    shm_link *link; /* NULL: not connected */
+    bool connecting, reported;
+} shm_peer;
+
+struct uccl_ep_endpoint {
+    uccl_ep_device *device;
+    uint32_t index;
+    uint32_t ends_seen;
+    /* Completions that poll has not taken: [head, tail) of a ring. */
+    uint64_t head, tail;
+    uint64_t mask;
+    shm_done *ring;
+    shm_copies *copies; /* NULL: no accelerator, all memory is host memory */
+    shm_peer peers[];
+};
+
+static inline void shm_complete(uccl_ep_endpoint *endpoint, uint32_t peer, uint64_t cookie) {
+    endpoint->ring[endpoint->tail++ & endpoint->mask] = (shm_done){.cookie = cookie, .peer = peer};
+}
+
+/* The accelerator that the core has opened, or NULL. */
+const uccl_ep_accelerator *shm_accelerator(const uccl_ep_host *host);
+/* Its last error of this thread, as the error that is about to be returned. */
+uccl_ep_status shm_accelerator_failed(const uccl_ep_host *host, uccl_ep_status status, const char *what);
+
 /* Text and errno for the error that is about to be returned; gives `status`. */
 uccl_ep_status shm_fail(const uccl_ep_host *host, uccl_ep_status status, int error, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -192,6 +240,9 @@ uccl_ep_status shm_region_import(uccl_ep_device *device, uint32_t peer, uccl_ep_
 uccl_ep_status shm_map_target(const shm_region_record *record, int fd, shm_target *target, int *error, char *text,
                               size_t n);
 
+/* Let go of what a link reaches; in the process that opened the device. */
+void shm_target_close(const uccl_ep_device *device, shm_target *target);
+
 /* link.c; the caller holds the lock. */
 uccl_ep_status shm_links_open(uccl_ep_device *device, uint32_t rank, uint32_t peers);
 void shm_links_close(uccl_ep_device *device);
@@ -201,7 +252,28 @@ void shm_links_pump(uccl_ep_device *device);
 /* Move the link to `peer` on: OK once it is up. */
 uccl_ep_status shm_link_advance(uccl_ep_device *device, uint32_t peer);
 
+/* copies.c; the endpoint's thread. */
+uccl_ep_status shm_copies_open(uccl_ep_endpoint *endpoint, shm_copies **copies);
+void shm_copies_close(shm_copies *copies);
+/* How many operations it holds; their completions have a place in the endpoint's ring. */
+uint64_t shm_copies_pending(const shm_copies *copies);
+/* Would the peer see this write before an earlier one? Then it has to wait. */
+bool shm_copies_must_wait(const shm_copies *copies, uint32_t peer);
+/* `operation` is `length` bytes between `from` and `to`, one of them device memory. */
+uccl_ep_status shm_copies_start(shm_copies *copies, uint32_t peer, const uccl_ep_operation *operation,
+                                unsigned char *to, const unsigned char *from, uint64_t length);
+/* `operation` is the CPU's to carry out, once all copies to the peer that came before are done. */
+void shm_copies_then(shm_copies *copies, uint32_t peer, const uccl_ep_operation *operation, unsigned char *there,
+                     unsigned char *here, uint64_t length);
+/* Give completions for what is done, and carry out what waited for it. An error is final. */
+uccl_ep_status shm_copies_advance(shm_copies *copies);
+/* Nothing of what is under way to the peer is completed or carried out any more. True once all its copies have ended.
+ */
+bool shm_copies_drop(shm_copies *copies, uint32_t peer);
+
 /* endpoint.c */
+/* An operation on host memory. */
+void shm_carry_out(uint8_t kind, unsigned char *there, unsigned char *here, uint64_t length, uint64_t value);
 uccl_ep_status shm_endpoint_open(uccl_ep_device *device, const uccl_ep_endpoint_config *config,
                                  uccl_ep_endpoint **endpoint);
 void shm_endpoint_close(uccl_ep_endpoint *endpoint);

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,16 @@ void shm_log(const uccl_ep_host *host, uccl_ep_log_level level, const char *form
     host->log(host->context, level, text);
 }
 
+const uccl_ep_accelerator *shm_accelerator(const uccl_ep_host *host) {
+    /* A host of an older interface ends before. */
+    if (host->size < offsetof(uccl_ep_host, gpu) + sizeof host->gpu || !host->gpu) return NULL;
+    return host->accelerator;
+}
+
+uccl_ep_status shm_accelerator_failed(const uccl_ep_host *host, uccl_ep_status status, const char *what) {
+    return shm_fail(host, status, 0, "%s: %s", what, host->accelerator->error_text());
+}
+
 uccl_ep_status shm_random(const uccl_ep_host *host, void *bytes, size_t n) {
     /* Up to 256 bytes come whole; GRND_NONBLOCK, since no call here may block: early in boot it fails instead. */
     if (getrandom(bytes, n, GRND_NONBLOCK) == (ssize_t)n) return UCCL_EP_OK;
@@ -59,6 +70,23 @@ static const uccl_ep_caps shm_caps = {
     .max_message_bytes = SHM_MAX_MESSAGE,
     .max_peers = SHM_MAX_PEERS,
 };
+
+/* Of device memory: that of the accelerator, where the core has opened one. */
+static uint64_t shm_memory_flags(const uccl_ep_host *host) {
+    const uccl_ep_accelerator *accelerator = shm_accelerator(host);
+    uccl_ep_gpu_info info = {.size = sizeof info};
+    if (!accelerator || accelerator->query(0, &info) != UCCL_EP_OK) return 0;
+    switch (info.memory_kind) {
+    case UCCL_EP_MEMORY_CUDA:
+        return UCCL_EP_CAP_CUDA_MEMORY;
+    case UCCL_EP_MEMORY_ROCM:
+        return UCCL_EP_CAP_ROCM_MEMORY;
+    case UCCL_EP_MEMORY_EMULATED:
+        return UCCL_EP_CAP_EMULATED_MEMORY;
+    default:
+        return 0;
+    }
+}
 
 /* Empty, or why memory cannot be shared here; the errno. */
 static int shm_unusable(char *text, size_t n) {
@@ -96,7 +124,7 @@ static uccl_ep_status shm_parse_options(const uccl_ep_host *host, const char *op
             /* The same memory, promising less: makes the core take the way of NICs without order. */
             caps->flags &= ~(UCCL_EP_CAP_ORDER_WRITE_WRITE | UCCL_EP_CAP_ORDER_WRITE_ATOMIC);
         } else if (length == strlen("promise=ordered") && memcmp(options, "promise=ordered", length) == 0) {
-            *caps = shm_caps;
+            caps->flags |= shm_caps.flags;
         } else {
             return shm_fail(host, UCCL_EP_E_INVALID, 0,
                             "no such option of the shm backend: '%.*s'; there are promise=ordered (the default) and "
@@ -129,6 +157,7 @@ static void shm_boot_id(uint8_t boot[SHM_ID_BYTES]) {
 
 static void shm_device_close(uccl_ep_device *device) {
     shm_links_close(device);
+    for (unsigned i = 0; i < UCCL_EP_REGIONS; i++) free(device->regions[i].shared);
     shm_memory_free_all(device);
     pthread_mutex_destroy(&device->lock);
     free(device);
@@ -142,6 +171,7 @@ static uccl_ep_status shm_device_open(const uccl_ep_host *host, const char *name
                         SHM_DEVICE_NAME);
     }
     uccl_ep_caps mine = shm_caps;
+    mine.flags |= shm_memory_flags(host);
     uccl_ep_status status = shm_parse_options(host, options, &mine);
     if (status != UCCL_EP_OK) return status;
 
