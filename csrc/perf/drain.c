@@ -74,8 +74,7 @@ static inline void relax(void) {
 #endif
 }
 
-/* ----------------------------------------------------------------------------------------------------------- checking
- */
+/* -------------------------------------------------------------------------------------------------------- checking */
 
 #define WORD0_FREE UCCL_EP_FIELD_MASK(LOCAL) /* what differs between the commands of a ring */
 #define WORD1_FREE UCCL_EP_FIELD_MASK(REMOTE)
@@ -149,8 +148,7 @@ static inline uint32_t take(struct worker *w, struct ring *r, uint32_t most) {
     return n;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ threads
- */
+/* --------------------------------------------------------------------------------------------------------- threads */
 
 /* How many of `producers` post to ring `index` of n. */
 static uint32_t producers_of(uint32_t producers, uint32_t index, uint32_t n) {
@@ -217,8 +215,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------ what is called
- */
+/* -------------------------------------------------------------------------------------------------- what is called */
 
 static uccl_ep_status start(struct worker *w, const int32_t *cpu) {
     pthread_attr_t attributes;

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import uccl_ep.accel
-from uccl_ep import errors
+from uccl_ep import errors, paths
 from uccl_ep.accel import _entries
 
 # Most of device.h, with our headers by content alone.
@@ -86,6 +86,18 @@ def test_the_architecture_for_a_device() -> None:
             nvrtc.architecture(major, minor)
 
 
+@pytest.mark.parametrize(("kind", "architecture"), [nvrtc, ("cpu", "any")])
+def test_our_own_kernels(kind: str, architecture: str) -> None:
+    folder = paths.kernels_dir()
+    headers = {path.name: path.read_text() for path in folder.glob("*.h")}
+    for path in folder.glob("*.cu"):
+        text = path.read_text()
+        image = uccl_ep.accel.compile_for(kind, architecture, text, path.name, headers=headers, cache=False)
+        names, _ = _entries.kernel_names(text)
+        assert names
+        assert all(name.encode() in image for name in names)
+
+
 HIPRTC = """
 import uccl_ep.accel
 from uccl_ep import errors
@@ -96,6 +108,11 @@ try:
     uccl_ep.accel.compile_for("hip", "gfx90a", "int b = undeclared_thing;", "some.cu", cache=False)
 except errors.CompileError as error:
     print("some.cu:1" in str(error) and "int b = undeclared_thing;" in str(error))
+folder = uccl_ep.paths.kernels_dir()
+headers = {path.name: path.read_text() for path in folder.glob("*.h")}
+for path in folder.glob("*.cu"):
+    image = uccl_ep.accel.compile_for("hip", "gfx90a", path.read_text(), path.name, headers=headers, cache=False)
+    print(image[:4] == b"\\x7fELF")
 """
 
 
@@ -116,7 +133,9 @@ def test_hiprtc(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HIPRTC], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "True True\nTrue\n"), done.stderr
+    ours = list(paths.kernels_dir().glob("*.cu"))
+    assert ours
+    assert (done.returncode, done.stdout) == (0, "True True\nTrue\n" + "True\n" * len(ours)), done.stderr
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
