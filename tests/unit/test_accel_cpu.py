@@ -163,6 +163,28 @@ def test_warps(warp_size: int, cache: uccl_ep.accel.Cache) -> None:
         assert memory.numpy(np.uint32).tolist() == expected
 
 
+def test_a_seed_draws_the_order_of_lanes(cache: uccl_ep.accel.Cache) -> None:
+    """The same seed is the same order; zero is theirs."""
+    source = """
+    #include <uccl_ep/device_platform.h>
+    using namespace uccl_ep::platform;
+    UCCL_EP_KERNEL void order(unsigned *count, unsigned *place) { relax(); place[thread()] = (*count)++; }
+    """
+
+    def order(seed: int) -> list[int]:
+        with uccl_ep.accel.open("cpu", seed=seed, cache=cache) as cpu:
+            memory, stream = cpu.alloc(4 * 33), cpu.stream()
+            cpu.compile(source, "order.cu").kernel("order").launch(stream, 1, 32, [memory, memory.slice(4)])
+            stream.synchronize()
+            found: list[int] = memory.numpy(np.uint32)[1:].tolist()
+            return found
+
+    assert order(0) == list(range(32))
+    assert order(5) == order(5)
+    assert len({tuple(order(seed)) for seed in range(5)}) > 1
+    assert sorted(order(5)) == list(range(32))
+
+
 def test_shared_memory(cpu: Accelerator) -> None:
     memory, stream = cpu.alloc(16), cpu.stream()
     kernel = cpu.compile(SOURCE, "test.cu").kernel("shared_sum")
