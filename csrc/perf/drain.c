@@ -32,7 +32,7 @@ struct ring {
 
 /* What a thread has seen of a run. */
 struct books {
-    uint64_t taken, batches, begin, end;
+    uint64_t taken, batches, end;
     uint64_t faults[DRAIN_FAULTS];
     char text[200];
 };
@@ -58,7 +58,7 @@ struct drain {
     uint32_t *next;
     LINE uint64_t epoch, ask;
     uint32_t producers; /* of the epoch's run, all rings together */
-    uint64_t sequence, commands;
+    uint64_t sequence, commands, begin;
     bool stop;
 };
 
@@ -194,7 +194,6 @@ static void *work(void *argument) {
         }
         if (got) {
             idle = 0;
-            if (!b->taken) b->begin = now_ns();
             const bool before = b->taken < w->target;
             b->taken += got;
             if (before && b->taken >= w->target) {
@@ -306,6 +305,7 @@ uccl_ep_status drain_expect(drain *d, uint32_t producers, uint64_t sequence, uin
     __atomic_store_n(&d->epoch, d->epoch + 1, __ATOMIC_RELEASE);
     for (uint32_t i = 0; i < d->config.threads; i++)
         if (!wait_for(&d->workers[i].known, d->epoch, now_ns() + ANSWER_NS)) return UCCL_EP_E_DEADLINE;
+    d->begin = now_ns();
     return UCCL_EP_OK;
 }
 
@@ -316,7 +316,7 @@ uccl_ep_status drain_finish(drain *d, uint64_t timeout_ns, drain_result *result)
     for (uint32_t i = 0; i < d->config.threads; i++)
         if (d->workers[i].expect) all = wait_for(&d->workers[i].done, 1, end) && all;
     __atomic_store_n(&d->ask, d->ask + 1, __ATOMIC_RELEASE);
-    uint64_t first = UINT64_MAX, last = 0, expected = 0, wrong = 0;
+    uint64_t last = 0, expected = 0, wrong = 0;
     for (uint32_t i = 0; i < d->config.threads; i++) {
         const struct worker *w = &d->workers[i];
         if (!wait_for(&w->answered, d->ask, now_ns() + ANSWER_NS)) {
@@ -328,13 +328,12 @@ uccl_ep_status drain_finish(drain *d, uint64_t timeout_ns, drain_result *result)
         result->batches += b->batches;
         expected += w->expect;
         if (b->taken > w->expect) result->faults[DRAIN_TOO_MANY] += b->taken - w->expect;
-        if (w->expect && b->begin < first) first = b->begin;
         if (w->expect && b->end > last) last = b->end;
         for (uint32_t f = 0; f < DRAIN_FAULTS; f++) result->faults[f] += b->faults[f];
         if (b->text[0] && !result->text[0]) snprintf(result->text, sizeof result->text, "%s", b->text);
     }
     for (uint32_t f = 0; f < DRAIN_FAULTS; f++) wrong += result->faults[f];
-    result->ns = all && last > first ? last - first : 0;
+    result->ns = all && last > d->begin ? last - d->begin : 0;
     result->missing = expected > result->commands ? expected - result->commands : 0;
     if (wrong) {
         if (!result->text[0])

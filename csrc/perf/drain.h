@@ -7,7 +7,8 @@
  * so one that is torn, lost, doubled or out of order is found, and named.
  *
  * A run: drain_expect() says what will come, the producers post, drain_finish() waits until it is there. Time counts
- * from the pass that took a thread's first command to the one that took its last, of the first and the last thread.
+ * from the end of drain_expect() to the pass that took the last command. (From the first command on would be shorter,
+ * and wrong where a thread comes late: it then finds full rings, and takes in no time what was long in coming.)
  *
  * Threads: one caller. Rings outlive the drain. Errors: status, and a text where there is room for one.
  */

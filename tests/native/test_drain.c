@@ -119,6 +119,19 @@ static void all_that_is_right_is_taken(void) {
     }
 }
 
+/* Time counts from the question on: a thread that comes late, and then finds all at once, does not look fast. */
+static void what_lies_there_has_taken_its_time(void) {
+    struct world w = world_open(1, 6, 0, (drain_config){.threads = 1, .batch = 64, .producers = 1});
+    CHECK_EQ(drain_expect(w.drain, 1, 0, 64), UCCL_EP_OK);
+    const uint64_t begin = test_now_ns();
+    while (test_now_ns() - begin < 2000000) sched_yield();
+    for (uint32_t i = 0; i < 64; i++) post(&w.ring[0], perf_stamp(0, 0, i));
+    drain_result result;
+    CHECK_EQ(drain_finish(w.drain, 60 * SECOND, &result), UCCL_EP_OK);
+    CHECK(result.ns >= 2000000, "%" PRIu64 " ns", result.ns);
+    world_close(&w);
+}
+
 static void a_slow_one_loses_nothing(void) {
     struct world w = world_open(1, 1, 0, (drain_config){.threads = 1, .batch = 1, .producers = 2, .pause_ns = 20000});
     const uint64_t begin = test_now_ns(), commands = test_scaled(1000);
@@ -295,6 +308,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv, 300);
     a_stamp_is_legal();
     all_that_is_right_is_taken();
+    what_lies_there_has_taken_its_time();
     a_slow_one_loses_nothing();
     all_that_is_wrong_is_named();
     half_a_command_is_not_taken();

@@ -119,7 +119,7 @@ class Run:
     """What the threads saw of one run: all commands, each as it was to be."""
 
     commands: int
-    seconds: float  # from the pass that took the first to the one that took the last
+    seconds: float  # from before the launch to the pass that took the last
     batches: int
 
 
