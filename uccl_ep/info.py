@@ -30,6 +30,7 @@ class Caps:
     immediate_bits: int
     responder_atomics: int
     adding_nics: int
+    max_receives: int
 
     @property
     def names(self) -> list[str]:

@@ -69,6 +69,7 @@ static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
     if (other->write_alignment > w->write_alignment) w->write_alignment = other->write_alignment;
     w->max_message_bytes = smaller_of(w->max_message_bytes, other->max_message_bytes);
     w->responder_atomics = (uint32_t)smaller_of(w->responder_atomics, other->responder_atomics);
+    w->max_receives = (uint32_t)smaller_of(w->max_receives, other->max_receives);
     if (other->adding_nics > w->adding_nics) w->adding_nics = other->adding_nics;
 }
 
@@ -269,6 +270,8 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p) {
     p->sequenced = comm->adder == ADDER_TARGET && !comm->hold;
     p->source_early = p->hold || p->sequenced;
     p->put_flags = p->raise == RAISE_REQUEST ? UCCL_EP_OPERATION_VISIBLE : 0;
+    /* The next return word may go once this one has landed, or an older one would stay. */
+    p->return_flags = agreed->completion_level == UCCL_EP_COMPLETION_TRANSMITTED ? UCCL_EP_OPERATION_VISIBLE : 0;
     p->signal_flags = p->put_flags;
     if (comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC) p->signal_flags |= UCCL_EP_OPERATION_FENCE;
     p->dresses = p->signal_flags || p->bank_offset; /* which have those of puts */
@@ -427,8 +430,8 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
     if (so_far == UCCL_EP_OK) {
         snprintf(mine.backend, sizeof mine.backend, "%s", comm->backend->name);
         mine.backend_abi = (uint32_t)comm->backend->abi_major << 16 | comm->backend->abi_minor;
-        mine.functions =
-            (comm->backend->flush_local ? HAS_FLUSH_LOCAL : 0) | (comm->backend->replenish ? HAS_REPLENISH : 0);
+        const bool flushes = comm->backend->flush_local && comm->caps.flags & UCCL_EP_CAP_FLUSH_LOCAL;
+        mine.functions = (flushes ? HAS_FLUSH_LOCAL : 0) | (comm->backend->replenish ? HAS_REPLENISH : 0);
     }
     hello *all = calloc(bootstrap->size, sizeof *all);
     if (!all && so_far == UCCL_EP_OK) so_far = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the first exchange");

@@ -18,6 +18,7 @@
 #define DEFAULT_PEER_TIMEOUT_NS 10000000000ull
 #define DEFAULT_SPIN 256u
 #define DEFAULT_IDLE_SLEEP_NS 100000u
+#define LARGEST_CONTROL 16u    /* bytes of an operation that moves no put */
 #define MAX_SIGNALS (1u << 24) /* 128 MiB of words */
 
 static bool copy_string(char *to, size_t room, const char *from) {
@@ -186,11 +187,14 @@ void config_limits(uccl_ep_comm *comm) {
     c->max_inflight_peer =
         (uint32_t)smaller_limit(c->max_inflight_peer, DEFAULT_INFLIGHT_PEER, caps->max_inflight_peer);
     c->max_inflight = (uint32_t)smaller_limit(c->max_inflight, DEFAULT_INFLIGHT, caps->max_inflight_endpoint);
-    /* A NIC's limit is a hard one: past it, retries fail. Ours may be passed by one piece of a put, so it is lower. */
+    /* A NIC's limit is a hard one: past it, retries fail. Three quarters are dealt out to puts; one piece may come on
+     * top, of an eighth; the last eighth is for what is not counted in bytes: adds, records, return words. */
     const uint64_t limit = FAULT(inflight_unlimited) ? 0 : caps->max_inflight_bytes;
     c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, limit / 4 * 3);
     if (c->max_inflight_bytes > MAX_INFLIGHT_BYTES) c->max_inflight_bytes = MAX_INFLIGHT_BYTES;
     uint64_t largest = smaller_limit(c->max_message_bytes, 1ull << 31, caps->max_message_bytes);
-    if (limit && largest > limit / 4) largest = limit / 4;
+    if (limit && largest > limit / 8) largest = limit / 8;
+    const uint64_t small = limit / 8 / LARGEST_CONTROL;
+    if (limit && c->max_inflight > small) c->max_inflight = small ? (uint32_t)small : 1;
     c->max_message_bytes = whole_pieces(c, caps, largest);
 }

@@ -255,8 +255,9 @@ struct proxy {
     uint8_t adder;        /* enum adder */
     uint64_t bank_offset; /* of signal words: adds of this proxy go there; bytes into the region */
     uint64_t immediate_mask;
-    uint32_t window;    /* sequenced: numbers that may be under way to a peer */
-    struct link *links; /* [size]; NULL where the adder is not the target */
+    uint8_t return_flags; /* of a return word, beside put_flags */
+    uint32_t window;      /* sequenced: numbers that may be under way to a peer */
+    struct link *links;   /* [size]; NULL where the adder is not the target */
     struct mailbox mailbox;
     uint64_t *sums;        /* running sums: [size][signals], of the words whose only writer this rank is */
     uint64_t *wakes_seen;  /* wake bytes as they were when last looked at */
@@ -492,6 +493,7 @@ uint32_t mailbox_tagged(struct proxy *p, uint32_t target, uint32_t slot, uint64_
 uint32_t mailbox_wake(struct proxy *p, uint32_t target, uccl_ep_operation *o);
 void mailbox_sum(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o);
 uint64_t mailbox_issued(const struct proxy *p, const struct peer *q);
+bool mailbox_awaits(const struct proxy *p, uint32_t target);
 uint32_t mailbox_window(const struct proxy *p, const struct peer *q);
 void mailbox_immediate(struct proxy *p, uint32_t source, uint64_t immediate);
 void mailbox_return_done(struct proxy *p, uint32_t target);

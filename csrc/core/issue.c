@@ -451,7 +451,7 @@ void issue_peer(struct proxy *p, uint32_t target) {
         mark_signalled(p, q, &b);
         damage(b.operations, b.n);
         accepted = submit(p, target, b.operations, b.n, &status);
-        if (accepted) q->uncovered = !(b.operations[accepted - 1].flags & UCCL_EP_OPERATION_SIGNALLED);
+        const bool covered = accepted && b.operations[accepted - 1].flags & UCCL_EP_OPERATION_SIGNALLED;
         if (UNLIKELY(accepted < b.n)) {
             take_back(p, q, &was, b.n);
             b.room = accepted;
@@ -459,6 +459,7 @@ void issue_peer(struct proxy *p, uint32_t target) {
             plan(p, q, &b);
             UCCL_EP_ASSERT(b.n == accepted);
         }
+        if (accepted) q->uncovered = !covered; /* only now: the plan goes by it, also the second time */
     }
     q->seq_issued += b.n;
     q->inflight_bytes += (uint32_t)b.bytes;

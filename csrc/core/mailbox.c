@@ -197,6 +197,7 @@ static bool send_return(struct proxy *p, uint32_t target) {
     const uint64_t local = return_place(m, target), value = return_value(l);
     memcpy(at(m, m->outbox, local), &value, sizeof value);
     mailbox_write(p, &o, local, return_place(m, p->comm->rank), m->return_bytes);
+    o.flags |= p->return_flags;
     if (p->in_order)
         o.cookie = (uint64_t)q->incarnation << 32 | (uint32_t)(q->seq_issued + 1);
     else
@@ -448,6 +449,11 @@ uint64_t mailbox_issued(const struct proxy *p, const struct peer *q) {
     const struct link *l = link_of(p, q);
     if (tagged(p)) return l->records;
     return l->returned + (uint32_t)(q->seq_issued - (uint32_t)l->returned);
+}
+
+/* The peer owes a return word. */
+bool mailbox_awaits(const struct proxy *p, uint32_t target) {
+    return p->links && mailbox_issued(p, &p->peers[target]) != p->links[target].returned;
 }
 
 /* How many numbers may be used before the peer returns some. */

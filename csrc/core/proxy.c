@@ -249,7 +249,7 @@ static void look_at_deadlines(struct proxy *p) {
             const uint32_t target = w * 64 + (uint32_t)__builtin_ctzll(bits);
             struct peer *q = &p->peers[target];
             if (q->state != PEER_UP || silence_ns(p, q) <= timeout) continue;
-            if (!peer_inflight(q) && q->limited)
+            if (q->limited && !peer_inflight(q) && !mailbox_awaits(p, target))
                 continue; /* it waits for our own limits: others hold them, not this peer */
             char why[120];
             snprintf(why, sizeof why, "no completion for %llu ms (peer_timeout)",

@@ -93,6 +93,17 @@ static bool immediates_show(const promised *all) {
     return all->caps.flags & UCCL_EP_CAP_IMM_VISIBLE || all->functions & HAS_FLUSH_LOCAL;
 }
 
+/* Is it known of a write when it has landed, so that the next one to the same place may go? */
+static bool landing_known(const promised *all) {
+    return all->caps.completion_level > UCCL_EP_COMPLETION_TRANSMITTED ||
+           all->caps.flags & UCCL_EP_CAP_VISIBLE_ON_REQUEST;
+}
+
+/* Immediates that every peer may have outstanding towards an endpoint. */
+static uint32_t receives_a_peer(const uccl_ep_comm *comm, const promised *all) {
+    return all->caps.max_receives ? all->caps.max_receives / comm->size : UINT32_MAX;
+}
+
 static bool receives_return(const promised *all) {
     return !(all->caps.flags & UCCL_EP_CAP_IMM_NEEDS_RECEIVE) || all->functions & HAS_REPLENISH;
 }
@@ -114,11 +125,16 @@ static void missing(const uccl_ep_comm *comm, const promised *all, const struct 
             say(l, "that what an immediate tells of is visible, or a flush that makes it so (MEM-3)");
         else if (!receives_return(all))
             say(l, "a way to give receives back");
+        else if (!landing_known(all))
+            say(l, "completions that say that a write has arrived, or can be made to");
+        else if (!receives_a_peer(comm, all))
+            say(l, "to take an immediate of each of %u ranks at a time (it takes %u)", comm->size,
+                all->caps.max_receives);
     }
     if (s->needs & NEEDS_ONE_WRITER && all->caps.write_alignment > sizeof(uint64_t))
         say(l, "writes of 8 bytes (they are multiples of %u)", all->caps.write_alignment);
     if (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER))
-        say(l, "(the caller does not say that every signal has a single writer)");
+        say(l, "the caller's word that every signal has a single writer (single_writer)");
 }
 
 /* What follows from the strategy for the whole communicator. */
@@ -136,13 +152,16 @@ static void take(uccl_ep_comm *comm, const promised *all, const struct strategy 
     comm->window = 0;
     if (sequenced) {
         /* Numbers under way from one peer; all together so many that receives and mailboxes stay within a few MiB. */
-        const uint32_t share = (1u << 16) / size;
-        comm->window = share > MAX_WINDOW   ? MAX_WINDOW
-                       : share < MIN_WINDOW ? MIN_WINDOW
-                                            : 1u << (31 - __builtin_clz(share));
+        uint32_t share = (1u << 16) / size;
+        if (share < MIN_WINDOW) share = MIN_WINDOW;
+        if (share > MAX_WINDOW) share = MAX_WINDOW;
+        if (share > receives_a_peer(comm, all)) share = receives_a_peer(comm, all);
+        if (!share) share = 1;                            /* strategy_unchecked */
+        comm->window = 1u << (31 - __builtin_clz(share)); /* a power of two: places go on where numbers wrap */
     }
     comm->immediate_bits = 0;
-    const bool wakes = s->adder == ADDER_TARGET && s->hold && immediates_show(all) && receives_return(all);
+    const bool wakes = s->adder == ADDER_TARGET && s->hold && immediates_show(all) && receives_return(all) &&
+                       receives_a_peer(comm, all);
     if (wakes || sequenced) comm->immediate_bits = all->caps.immediate_bits;
     comm->flush_arrivals = !(all->caps.flags & UCCL_EP_CAP_IMM_VISIBLE) && all->functions & HAS_FLUSH_LOCAL;
     comm->replenish = comm->caps.flags & UCCL_EP_CAP_IMM_NEEDS_RECEIVE && comm->backend->replenish;
@@ -167,10 +186,13 @@ uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all) {
                 snprintf(comm->strategy_reason, sizeof comm->strategy_reason, "the NIC promises all it needs");
             return UCCL_EP_OK;
         }
+        /* The advice comes first: what is missing may be more than a text holds. */
         if (comm->config.strategy == s->id)
-            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7",
-                              "the strategy %s was asked for, but the NIC does not promise %s: choose another, or auto",
-                              s->name, lacks.text);
+            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7", "choose auto, or another strategy than %s: %s %s", s->name,
+                              s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER)
+                                  ? "it needs"
+                                  : "the NIC does not promise",
+                              lacks.text);
         if (!i || i + 1 == STRATEGIES) last = lacks;
     }
     return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7",

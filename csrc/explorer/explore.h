@@ -7,7 +7,7 @@
 
 #include "run.h"
 
-#define KNOBS_TEXT 256u
+#define KNOBS_TEXT 1024u
 #define MAX_SCRIPT (1u << 16)
 
 /* draw.c: what a seed of random exploration means: a program, and how the NICs behave. A function of profile, seed and
@@ -16,10 +16,19 @@ typedef struct drawn {
     program program;
     char knobs[KNOBS_TEXT];
     char faults[KNOBS_TEXT];
+    bool gentle;       /* of the faults: none of them may make a command fail */
+    bool calls_fail;   /* of the faults: one may make a create or reset fail */
+    uint32_t strategy; /* uccl_ep_strategy; where the NIC does not do for it, auto */
 } drawn;
-/* `with_faults`: one seed in four gets a fault. Not 0: error (256 bytes). */
-int draw(const uccl_ep_sim *sim, const char *profile, uint64_t seed, const program *only, bool with_faults, drawn *out,
+#define DRAW_FAULTS (1u << 0) /* one seed in four gets faults */
+#define DRAW_NIC (1u << 1)    /* the NIC is nobody's: every knob is drawn, and what it promises follows from them */
+/* Not 0: error (256 bytes). */
+int draw(const uccl_ep_sim *sim, const char *profile, uint64_t seed, const program *only, uint32_t how, drawn *out,
          char *error);
+/* Is there such a NIC? If not: text (256 bytes). */
+bool knobs_can_be(const uccl_ep_sim *sim, const char *profile, const char *knobs, char *text);
+/* Run it, with the drawn strategy if the NIC does for it; *o then holds the one that was taken. */
+void run_drawn(runner *r, const drawn *d, run_options *o, run_result *result);
 /* A program by name of a builtin, or by text. Not 0: error (256 bytes). */
 int program_find(program *p, const char *name, char *error);
 

@@ -39,6 +39,7 @@ typedef struct generator {
     uint32_t signals[MAX_RANKS][MAX_SLOTS][MAX_RANKS][MAX_CHANNELS]; /* at target, slot: from rank, channel */
     uint32_t known[MAX_RANKS][MAX_SLOTS][MAX_RANKS][MAX_CHANNELS];   /* and as many it has waited for */
     uint32_t labels, slots;
+    bool single_writer; /* each rank has a slot of its own */
 } generator;
 
 static const uint32_t sizes[] = {0, 16, 16, 32, 64, 64, 128, 256, 1024};
@@ -92,7 +93,7 @@ static bool arrived(generator *g, uint32_t i) {
 }
 
 static void add_signal(generator *g, uint32_t rank, litmus_op *o, uint32_t target) {
-    o->slot = (uint8_t)rng_below(&g->r, g->slots);
+    o->slot = (uint8_t)(g->single_writer ? rank : rng_below(&g->r, g->slots));
     g->signals[target][o->slot][rank][o->channel]++;
     /* All regions that this (rank, channel) wrote at the target are behind it now. */
     for (uint32_t i = 0; i < REGIONS; i++) {
@@ -223,6 +224,15 @@ static uint64_t near_a_wrap(litmus_rng *r) {
     return wraps[rng_below(r, sizeof wraps / sizeof *wraps)] - 1 - rng_below(r, 12);
 }
 
+/* What the library is told to keep in flight at most: now and then next to nothing. */
+static void draw_flow(program *p, litmus_rng *r) {
+    static const uint32_t operations[] = {1, 1, 2, 3, 5, 16}, bytes[] = {16, 64, 200, 1024, 4096};
+    if (rng_chance(r, 15)) p->inflight = operations[rng_below(r, 6)];
+    if (rng_chance(r, 15)) p->inflight_peer = operations[rng_below(r, 6)];
+    if (rng_chance(r, 15)) p->inflight_bytes = bytes[rng_below(r, 5)];
+    if (rng_chance(r, 10)) p->message = p->granularity;
+}
+
 void program_generate(program *p, uint64_t seed) {
     memset(p, 0, sizeof *p);
     generator g = {.p = p, .r = {seed * 0x9e3779b97f4a7c15ull ^ 0x6c62272e07bb0142ull}};
@@ -237,6 +247,10 @@ void program_generate(program *p, uint64_t seed) {
     if (rng_chance(&g.r, 40))
         p->first_sequence = rng_chance(&g.r, 20) ? UINT64_MAX - rng_below(&g.r, 12) : near_a_wrap(&g.r);
     g.slots = 1 + rng_below(&g.r, 4);
+    litmus_rng other = {seed ^ 0x2545f4914f6cdd1dull};
+    draw_flow(p, &other);
+    p->single_writer = g.single_writer = rng_chance(&other, 20);
+    if (g.single_writer) g.slots = p->ranks;
     for (uint32_t i = 0; i < REGIONS; i++) {
         g.regions[i].owner = MAX_RANKS;
         region_buffer(&g, i);

@@ -4,12 +4,14 @@
  *
  *   uccl-ep-explore SIM.so MODE [key=value ...]      prints JSON, one object a line
  *
- *   random       profile= seeds= seed= [program= faults=1 shrink=N]   seeds in a row; ends at the first finding
- *   replay       profile= seed= [program= choices=0,1,.. knobs=]      one run, with its history
- *   exhaustive   profile= program= [runs=N choose_run=0]              all schedules of one program
- *   wrong        profile= program= [seeds=N]                          how often a program that breaks its duty is
- * caught scale        profile= ranks= [pattern=sparse|full|idle]           many ranks in one process list programs and
- * profiles
+ *   random       profile= seeds= seed= [program= faults=1 nic=1 shrink=N]  seeds in a row; ends at the first finding
+ *   replay       profile= seed= [program= faults=1 nic=1 choices=0,1,..]    one run, with its history
+ *   exhaustive   profile= program= [runs=N choose_run=0]                    all schedules of one program
+ *   wrong        profile= program= [seeds=N]                    how often a program that breaks its duty is caught
+ *   scale        profile= ranks= [pattern=sparse|full|idle]                 many ranks in one process
+ *   list                                                                    programs and profiles
+ *
+ * knobs=NAME=VALUE,... is added to whatever the run has.
  *
  * Exit status: 0 nothing found, 1 a finding, 2 the command line is wrong.
  */
@@ -25,7 +27,7 @@
 
 static struct {
     const char *profile, *program, *knobs, *choices, *pattern, *faults_text;
-    uint64_t seeds, seed, faults, shrink, runs, choose_run, ranks, rounds, strategy, trace;
+    uint64_t seeds, seed, faults, shrink, runs, choose_run, ranks, rounds, strategy, trace, nic;
 } options = {.profile = "connectx",
              .seeds = 1000,
              .seed = 1,
@@ -57,14 +59,23 @@ static void parse(int count, char **arguments) {
         const char *name;
         uint64_t *number;
         const char **text;
-    } known[] = {{"profile", NULL, &options.profile},   {"program", NULL, &options.program},
-                 {"knobs", NULL, &options.knobs},       {"choices", NULL, &options.choices},
-                 {"pattern", NULL, &options.pattern},   {"fault", NULL, &options.faults_text},
-                 {"seeds", &options.seeds, NULL},       {"seed", &options.seed, NULL},
-                 {"faults", &options.faults, NULL},     {"shrink", &options.shrink, NULL},
-                 {"runs", &options.runs, NULL},         {"choose_run", &options.choose_run, NULL},
-                 {"ranks", &options.ranks, NULL},       {"rounds", &options.rounds, NULL},
-                 {"strategy", &options.strategy, NULL}, {"trace", &options.trace, NULL}};
+    } known[] = {{"profile", NULL, &options.profile},
+                 {"program", NULL, &options.program},
+                 {"knobs", NULL, &options.knobs},
+                 {"choices", NULL, &options.choices},
+                 {"pattern", NULL, &options.pattern},
+                 {"fault", NULL, &options.faults_text},
+                 {"seeds", &options.seeds, NULL},
+                 {"seed", &options.seed, NULL},
+                 {"faults", &options.faults, NULL},
+                 {"shrink", &options.shrink, NULL},
+                 {"runs", &options.runs, NULL},
+                 {"choose_run", &options.choose_run, NULL},
+                 {"ranks", &options.ranks, NULL},
+                 {"rounds", &options.rounds, NULL},
+                 {"strategy", &options.strategy, NULL},
+                 {"trace", &options.trace, NULL},
+                 {"nic", &options.nic, NULL}};
     for (int i = 0; i < count; i++) {
         char *equals = strchr(arguments[i], '=');
         if (!equals) die("'%s' is not key=value", arguments[i]);
@@ -134,6 +145,12 @@ static void json_result(const run_result *r) {
 
 /* ------------------------------------------------------------------------------------------------------------ modes */
 
+static void check_knobs(const runner *r) {
+    char text[256] = "";
+    if (!options.knobs) return;
+    if (!knobs_can_be(runner_sim(r), options.profile, options.knobs, text)) die("knobs: %s", text);
+}
+
 static const program *chosen(program *p) {
     if (!options.program) return NULL;
     char error[256] = "";
@@ -141,15 +158,29 @@ static const program *chosen(program *p) {
     return p;
 }
 
-static run_options run_of(const char *backend, const drawn *d, uint64_t seed) {
+/* A NIC of no vendor need not be one that does. */
+static bool no_strategy(const run_result *result) {
+    return options.nic && result->outcome == RUN_REFUSED && result->refused_by == UCCL_EP_E_CAPABILITY;
+}
+
+static uint32_t how(void) {
+    return (options.faults ? DRAW_FAULTS : 0) | (options.nic ? DRAW_NIC : 0);
+}
+
+static run_options run_of(const char *backend, drawn *d, uint64_t seed) {
+    const size_t used = strlen(d->knobs);
+    if (options.knobs)
+        snprintf(d->knobs + used, sizeof d->knobs - used, ",%s", options.knobs); /* the last one counts */
     return (run_options){.backend = backend,
                          .profile = options.profile,
-                         .knobs = options.knobs ? options.knobs : d->knobs,
+                         .knobs = d->knobs,
                          .faults = options.faults_text ? options.faults_text
                                    : d->faults[0]      ? d->faults
                                                        : NULL,
+                         .gentle = d->gentle && !options.faults_text,
+                         .calls_fail = d->calls_fail || options.faults_text,
                          .seed = seed,
-                         .strategy = (uint32_t)options.strategy,
+                         .strategy = options.strategy ? (uint32_t)options.strategy : d->strategy,
                          .trace_lines = (uint32_t)options.trace};
 }
 
@@ -186,15 +217,20 @@ static int random_mode(runner *r, const char *backend) {
     const program *p = chosen(&only);
     const double began = seconds_now();
     double told = began;
-    uint64_t steps = 0, operations = 0, words = 0, strategies[8] = {0}, failures = 0, resets = 0, near_wrap = 0,
-             faulted = 0, all = 0;
+    uint64_t steps = 0, operations = 0, runs = 0, strategies[8] = {0}, failures = 0, resets = 0, near_wrap = 0,
+             faulted = 0, all = 0, refused = 0;
     char error[256];
     for (uint64_t i = 0; i < options.seeds; i++) {
         const uint64_t seed = options.seed + i;
-        if (draw(runner_sim(r), options.profile, seed, p, options.faults != 0, &d, error)) die("%s", error);
+        if (draw(runner_sim(r), options.profile, seed, p, how(), &d, error)) die("%s", error);
         run_options o = run_of(backend, &d, seed);
         run_result result;
-        run_program(r, &d.program, &o, &result);
+        run_drawn(r, &d, &o, &result);
+        runs++;
+        if (no_strategy(&result)) {
+            refused++;
+            continue;
+        }
         if (run_is_bad(&result)) return report_finding(r, &d, &o, &result);
         steps += result.steps;
         operations += result.operations;
@@ -204,7 +240,6 @@ static int random_mode(runner *r, const char *backend) {
         near_wrap += d.program.first_ticket || d.program.first_sequence;
         faulted += o.faults != NULL;
         all = (all ^ result.hash) * 0x9fb21c651e98df25ull;
-        words++;
         if (seconds_now() - told > 1) {
             told = seconds_now();
             printf("{\"type\": \"progress\", \"done\": %" PRIu64 ", \"of\": %" PRIu64 "}\n", i + 1, options.seeds);
@@ -215,8 +250,9 @@ static int random_mode(runner *r, const char *backend) {
     json_field("profile", options.profile);
     printf(", \"seed\": %" PRIu64 ", \"seeds\": %" PRIu64 ", \"steps\": %" PRIu64 ", \"operations\": %" PRIu64
            ", \"near_wrap\": %" PRIu64 ", \"faulted\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"resets\": %" PRIu64
-           ", \"hash\": \"%016" PRIx64 "\", \"seconds\": %.3f, \"strategies\": [",
-           options.seed, words, steps, operations, near_wrap, faulted, failures, resets, all, seconds_now() - began);
+           ", \"refused\": %" PRIu64 ", \"hash\": \"%016" PRIx64 "\", \"seconds\": %.3f, \"strategies\": [",
+           options.seed, runs, steps, operations, near_wrap, faulted, failures, resets, refused, all,
+           seconds_now() - began);
     for (uint32_t i = 0; i < 8; i++) printf("%s%" PRIu64, i ? ", " : "", strategies[i]);
     puts("]}");
     return 0;
@@ -239,7 +275,7 @@ static int replay(runner *r, const char *backend) {
     static uint32_t script[MAX_SCRIPT];
     char error[256];
     const program *p = chosen(&only);
-    if (draw(runner_sim(r), options.profile, options.seed, p, options.faults != 0, &d, error)) die("%s", error);
+    if (draw(runner_sim(r), options.profile, options.seed, p, how(), &d, error)) die("%s", error);
     run_options o = run_of(backend, &d, options.seed);
     if (options.choices) {
         o.n_choices = parse_choices(options.choices, script);
@@ -248,7 +284,7 @@ static int replay(runner *r, const char *backend) {
     }
     if (!o.trace_lines) o.trace_lines = 400;
     run_result result;
-    run_program(r, &d.program, &o, &result);
+    run_drawn(r, &d, &o, &result);
     fputs("{\"type\": \"run\"", stdout);
     printf(", \"seed\": %" PRIu64, options.seed);
     json_field("profile", options.profile);
@@ -258,8 +294,9 @@ static int replay(runner *r, const char *backend) {
     json_result(&result);
     json_field("history", run_history(r));
     json_field("trace", run_trace(r));
+    printf(", \"no_strategy\": %s", no_strategy(&result) ? "true" : "false");
     puts("}");
-    return run_is_bad(&result);
+    return run_is_bad(&result) && !no_strategy(&result);
 }
 
 static int exhaustive_mode(runner *r, const char *backend) {
@@ -326,9 +363,9 @@ static int wrong_mode(runner *r, const char *backend) {
     const uint64_t most = program_breaks_on(p, options.profile) ? 20 * options.seeds : options.seeds;
     for (uint64_t i = 0; i < most && (i < options.seeds || !caught); i++) {
         const uint64_t seed = options.seed + i;
-        if (draw(runner_sim(r), options.profile, seed, p, false, &d, error)) die("%s", error);
+        if (draw(runner_sim(r), options.profile, seed, p, 0, &d, error)) die("%s", error);
         run_options o = run_of(backend, &d, seed);
-        run_program(r, &d.program, &o, &result);
+        run_drawn(r, &d, &o, &result);
         ran++;
         strategy = result.strategy;
         if (result.outcome == RUN_CLAIM) {
@@ -395,6 +432,7 @@ int main(int count, char **arguments) {
     char text[256] = "";
     runner *r = runner_new(backend, text);
     if (!r) die("%s", text);
+    check_knobs(r);
     int status = 2;
     if (!strcmp(mode, "random"))
         status = random_mode(r, backend);

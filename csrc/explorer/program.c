@@ -263,6 +263,14 @@ static bool header(reader *r, program *p, const char *name) {
         p->granularity = small(r, 16, "the granularity");
     else if (!strcmp(name, "message"))
         p->message = small(r, 1u << 20, "the longest message");
+    else if (!strcmp(name, "inflight"))
+        p->inflight = small(r, 1u << 20, "the operations in flight");
+    else if (!strcmp(name, "inflight_peer"))
+        p->inflight_peer = small(r, 1u << 20, "the operations in flight to a peer");
+    else if (!strcmp(name, "inflight_bytes"))
+        p->inflight_bytes = small(r, 1u << 30, "the bytes in flight");
+    else if (!strcmp(name, "single_writer"))
+        p->single_writer = true;
     else if (!strcmp(name, "first_ticket"))
         p->first_ticket = number(r, INT64_MAX, "the first ticket");
     else if (!strcmp(name, "first_sequence"))
@@ -311,8 +319,8 @@ int program_parse(program *p, const char *text, char *error) {
         if (!(rank == ANY && header(&r, p, name))) {
             if (rank == ANY)
                 fail(&r,
-                     "'%s' before the first 'r0:': ranks, channels, proxies, ring, granularity, message, "
-                     "first_ticket, first_sequence or wrong",
+                     "'%s' before the first 'r0:': ranks, channels, proxies, ring, granularity, message, inflight, "
+                     "inflight_peer, inflight_bytes, single_writer, first_ticket, first_sequence or wrong",
                      name);
             else
                 statement(&r, p, rank, name);
@@ -405,6 +413,19 @@ uint32_t program_heap(const program *p) {
     return last->offset + (last->bytes + 63) / 64 * 64 + 64;
 }
 
+bool program_has_single_writers(const program *p) {
+    uint32_t writer[MAX_RANKS][MAX_SLOTS] = {{0}}; /* rank + 1 */
+    for (uint32_t rank = 0; rank < p->ranks; rank++)
+        for (uint32_t i = 0; i < p->n[rank]; i++) {
+            const litmus_op *o = &p->ops[rank][i];
+            if (o->kind != OP_SIGNAL && o->kind != OP_PUT_SIGNAL) continue;
+            uint32_t *w = &writer[o->target][o->slot];
+            if (*w && *w != rank + 1) return false;
+            *w = rank + 1;
+        }
+    return true;
+}
+
 bool program_breaks_on(const program *p, const char *profile) {
     const size_t n = strlen(profile);
     for (const char *at = p->breaks; (at = strstr(at, profile)); at++)
@@ -471,6 +492,10 @@ uint32_t program_print(const program *p, char *text, uint32_t bytes) {
     say(&out, "ranks %u; channels %u; proxies %u; ring %u; granularity %u", p->ranks, p->channels, p->proxies,
         p->ring_log2, p->granularity);
     if (p->message) say(&out, "; message %u", p->message);
+    if (p->inflight) say(&out, "; inflight %u", p->inflight);
+    if (p->inflight_peer) say(&out, "; inflight_peer %u", p->inflight_peer);
+    if (p->inflight_bytes) say(&out, "; inflight_bytes %u", p->inflight_bytes);
+    if (p->single_writer) say(&out, "; single_writer");
     if (p->first_ticket) say(&out, "; first_ticket %" PRIu64, p->first_ticket);
     if (p->first_sequence) say(&out, "; first_sequence %" PRIu64, p->first_sequence);
     say(&out, "\n");

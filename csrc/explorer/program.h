@@ -70,8 +70,10 @@ typedef struct program {
     char wrong[8];   /* the duty that it breaks: its claims may fail */
     char breaks[64]; /* profiles on which one must fail, ' ' between */
     uint32_t ranks, channels, proxies, ring_log2, granularity;
-    uint32_t message;                      /* longest operation of the NIC; 0: its own limit */
-    uint64_t first_ticket, first_sequence; /* 0: as the library does */
+    uint32_t message;                                 /* longest operation of the NIC; 0: its own limit */
+    uint32_t inflight, inflight_peer, inflight_bytes; /* of a proxy, as uccl_ep_config; 0: the NIC's limits */
+    bool single_writer;                               /* says that each signal word has one rank that adds to it */
+    uint64_t first_ticket, first_sequence;            /* 0: as the library does */
     litmus_op ops[MAX_RANKS][MAX_OPS];
     uint32_t n[MAX_RANKS];
     buffer buffers[MAX_BUFFERS];
@@ -93,6 +95,8 @@ uint32_t program_print(const program *p, char *text, uint32_t bytes);
 /* The buffer of that name, made if it is new; UINT8_MAX: too many. */
 uint8_t program_buffer(program *p, const char *name, uint32_t bytes);
 uint16_t program_label(program *p, const char *name);
+/* Does one rank alone add to each signal word? */
+bool program_has_single_writers(const program *p);
 /* Is the profile one of those on which a wrong program must be caught? */
 bool program_breaks_on(const program *p, const char *profile);
 uint32_t program_operations(const program *p); /* puts and signals of all ranks */

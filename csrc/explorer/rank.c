@@ -93,7 +93,7 @@ static void failed(actor *a, uccl_ep_status status, const char *what) {
     snprintf(text, sizeof text, "%s", e->text);
     record_failures(a);
     a->gave_up = true;
-    if (r->o->faults) return;
+    if (r->o->faults && !r->o->gentle) return;
     finish(r, RUN_ERROR, clause, "rank %u, %s: %s: %s", a->rank, what, uccl_ep_status_name(status), text);
 }
 

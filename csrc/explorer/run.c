@@ -89,6 +89,10 @@ static void create(void *context, uint32_t rank) {
                                    .strategy = r->o->strategy,
                                    .progress = UCCL_EP_PROGRESS_CALLER,
                                    .max_message_bytes = p->message,
+                                   .max_inflight = p->inflight,
+                                   .max_inflight_peer = p->inflight_peer,
+                                   .max_inflight_bytes = p->inflight_bytes,
+                                   .flags = p->single_writer ? UCCL_EP_CONFIG_SINGLE_WRITER : 0,
                                    .first_ticket = p->first_ticket,
                                    .first_sequence = p->first_sequence,
                                    .clock = r->sim->now,
@@ -186,7 +190,7 @@ static void judge(runner *r) {
         finish(r, RUN_FORBIDDEN, v->clause, "%s", v->text);
     } else if (v->outcome == UCCL_EP_MODEL_INVALID) {
         finish(r, RUN_BROKEN, "", "%s", v->text);
-    } else if (v->outcome == UCCL_EP_MODEL_PROGRAM && !r->p->wrong[0] && !r->o->faults) {
+    } else if (v->outcome == UCCL_EP_MODEL_PROGRAM && !r->p->wrong[0] && (!r->o->faults || r->o->gentle)) {
         finish(r, RUN_BROKEN, v->clause, "%s", v->text);
     }
 }
@@ -194,7 +198,7 @@ static void judge(runner *r) {
 /* After a failure others may wait for what never comes: with faults that is no finding, once some rank has the record
  * of it. */
 static bool stuck_is_allowed(runner *r) {
-    if (!r->o->faults) return false;
+    if (!r->o->faults || r->o->gentle) return false;
     for (uint32_t q = 0; q < r->p->ranks; q++) record_failures(&r->actors[q]);
     return r->result->failures != 0;
 }
@@ -240,15 +244,17 @@ static bool all_done(const runner *r) {
 /* Until all ranks are done, or nothing moves. Time jumps where there is nothing else to do, and then all look again: a
  * few jumps, past the proxies' housekeeping, are needed to know that nobody finds anything any more. */
 #define IDLE_JUMPS 12u
+#define IDLE_JUMPS_FAULTS 200u /* of a storm of faults any number may strike in a row */
 
 static void run_world(runner *r) {
     const uint64_t most = r->o->max_steps ? r->o->max_steps : 1000000;
+    const uint64_t most_jumps = r->o->faults ? IDLE_JUMPS_FAULTS : IDLE_JUMPS;
     uint64_t steps = 0, idle_jumps = 0;
     r->progress = 0;
     while (!r->ended && !all_done(r)) {
         const uint64_t before = r->progress;
         r->ran = false;
-        if (!r->sim->step(r->world) && ++idle_jumps > IDLE_JUMPS) {
+        if (!r->sim->step(r->world) && ++idle_jumps > most_jumps) {
             if (stuck_is_allowed(r)) break;
             report_stuck(r);
             return;
@@ -270,17 +276,33 @@ static void run_world(runner *r) {
     }
 }
 
+/* A collective call of all ranks. It fails on all of them or on none; and it may fail if a fault makes it. Returns
+ * whether it was done. */
+static bool together(runner *r, void (*call)(void *context, uint32_t rank), run_outcome outcome, const char *what) {
+    const program *p = r->p;
+    uint32_t failed = 0, first = 0;
+    coop_run(r->coop, p->ranks, call, between, r);
+    for (uint32_t q = p->ranks; q--;)
+        if (r->actors[q].created != UCCL_EP_OK) failed++, first = q;
+    if (!failed) return true;
+    const actor *a = &r->actors[first];
+    r->result->refused_by = a->created;
+    if (failed != p->ranks)
+        finish(r, RUN_ERROR, "ERR-1", "%s failed on %u of %u ranks: rank %u: %s: %s", what, failed, p->ranks, first,
+               uccl_ep_status_name(a->created), a->why);
+    else if (!r->o->calls_fail || a->created == UCCL_EP_E_CAPABILITY)
+        finish(r, outcome, outcome == RUN_ERROR ? "ERR-6" : "", "rank %u, %s: %s: %s", first, what,
+               uccl_ep_status_name(a->created), a->why);
+    return false;
+}
+
 /* A failure closed something: a collective reset, and the program once more from its start (ERR-6). */
 static void run_again(runner *r) {
     const uint32_t failures = r->result->failures;
     for (uint32_t q = 0; q < r->p->ranks; q++) r->actors[q].state = ACTOR_DONE;
-    coop_run(r->coop, r->p->ranks, reset, between, r);
+    if (!together(r, reset, RUN_ERROR, "reset")) return; /* only closing is left */
     for (uint32_t q = 0; q < r->p->ranks; q++) {
         actor *a = &r->actors[q];
-        if (a->created != UCCL_EP_OK) {
-            finish(r, RUN_ERROR, "ERR-6", "rank %u, reset: %s: %s", q, uccl_ep_status_name(a->created), a->why);
-            return;
-        }
         /* Numbers of barriers are not given out twice. */
         *a = (actor){.r = r, .rank = q, .comm = a->comm, .heap = a->heap, .barriers = 1000};
     }
@@ -330,12 +352,16 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
         memset(arena, 0, r->heap_bytes + 2 * GUARD);
         r->actors[q] = (actor){.r = r, .rank = q, .heap = (uint64_t *)(void *)(arena + GUARD)};
     }
-    coop_run(r->coop, p->ranks, create, between, r);
-    for (uint32_t q = 0; q < p->ranks; q++)
-        if (r->actors[q].created != UCCL_EP_OK)
-            finish(r, RUN_REFUSED, "", "rank %u: %s: %s", q, uccl_ep_status_name(r->actors[q].created),
-                   r->actors[q].why);
-    if (!r->ended) {
+    bool up = together(r, create, RUN_REFUSED, "create");
+    if (!up && !r->ended) { /* once: the next one does better, and finds nothing left of the first */
+        result->retries++;
+        run_options calm = *o;
+        calm.calls_fail = false;
+        r->o = &calm;
+        up = together(r, create, RUN_REFUSED, "create, again");
+        r->o = o;
+    }
+    if (up) {
         uccl_ep_comm_info info = {.size_of_struct = sizeof info};
         uccl_ep_comm_query(r->actors[0].comm, &info);
         result->strategy = info.strategy;

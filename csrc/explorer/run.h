@@ -30,6 +30,8 @@ typedef struct run_options {
     const char *profile;
     const char *knobs;  /* changes to the profile; NULL: none */
     const char *faults; /* NULL: none */
+    bool gentle;        /* they may make nothing fail */
+    bool calls_fail;    /* one of them may make a create or reset fail */
     uint64_t seed;
     const uint32_t *choices;
     uint32_t n_choices;
@@ -49,12 +51,14 @@ typedef struct run_result {
     uint64_t memory_hash; /* of the last alone */
     uint64_t steps, events, operations, now_ns;
     uint32_t strategy;
+    uccl_ep_status refused_by;
     uint32_t start_choices; /* made before the ranks began */
     uint32_t end_choices;   /* and until all of them were done */
     uint32_t n_choices;     /* of runner->choices */
     bool program_breach;    /* the model: the program broke a duty */
     uint32_t failures;      /* records that ranks found */
     uint32_t resets;        /* with the program run once more behind it */
+    uint32_t retries;       /* of a create that a fault made fail */
 } run_result;
 
 typedef struct runner runner;

@@ -60,7 +60,7 @@ static void complete(struct op *op) {
         op->duplicate = NULL;
         event_remove(f, duplicate);
     }
-    if (op->waiting_entries && !nic_is_fifo(conn->target)) posted_end_duplicates(conn->target, op);
+    if (op->waiting_entries) posted_end_duplicates(conn->target, op);
     /* The source is the caller's again: what is still to be sent was read before. */
     if (!op->failed && !op->executed) op_read_ahead(op);
     const bool was_full = (k->per_peer_qp ? conn->outstanding : e->outstanding) >= k->max_wr;

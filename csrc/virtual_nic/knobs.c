@@ -150,6 +150,8 @@ int vnic_knobs_check(const vnic_knobs *k, char *text) {
         why = "max_sge: at least 1";
     else if (k->nics > 16)
         why = "nics: at most 16";
+    else if (k->nics > 1 && k->ranks_per_nic > 1)
+        why = "nics and ranks_per_nic cannot both be above 1";
     else if (k->delay > 1000000000ull || k->visible_delay > 1000000000ull || k->retry_ns > 1000000000000ull)
         why = "delay and visible_delay: at most a second; retry_ns: at most 1000";
     else if (k->responder_atomics > 1u << 20)

@@ -213,13 +213,14 @@ void posted_settle(struct vnic_nic *nic, const struct vnic_region *region, uint6
 }
 
 /* A completion is given: what landed again of its op comes to light now or never. A NIC that lets it wait for longer
- * places bytes again behind the completion, and no flush of the target's before it can help. */
+ * places bytes again behind the completion, and no flush of the target's before it can help, nor a read that came to
+ * the target between the two copies. */
 void posted_end_duplicates(struct vnic_nic *nic, const struct op *op) {
-    for (struct posted *p = op->waiting_entries ? nic->first : NULL, *next; p; p = next) {
-        next = p->next;
-        if (p->op != op || !p->duplicate) continue;
-        posted_drain(nic, p);
-        next = op->waiting_entries ? nic->first : NULL;
+    while (op->waiting_entries) {
+        struct posted *p = nic->first;
+        while (p && !(p->op == op && p->duplicate)) p = p->next;
+        if (!p) return;
+        posted_drain(nic, nic_is_fifo(nic) ? nic->first : p);
     }
 }
 

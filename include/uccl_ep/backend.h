@@ -41,7 +41,8 @@ extern "C" {
 
 #define UCCL_EP_BACKEND_ABI_MAJOR 1u
 /* 1.1 added the promises from READ_FLUSHES on, OPERATION_VISIBLE, caps.adding_nics and
- * endpoint_config.receives_peer. 1.2 added host.accelerator and host.gpu, and emulated device memory. */
+ * endpoint_config.receives_peer. 1.2 added host.accelerator and host.gpu, emulated device memory, FLUSH_LOCAL and
+ * caps.max_receives. */
 #define UCCL_EP_BACKEND_ABI_MINOR 2u
 #define UCCL_EP_BACKEND_ENTRY "uccl_ep_backend_entry"
 
@@ -118,6 +119,7 @@ typedef enum uccl_ep_completion_level {
  * target calls flush_local() first. */
 #define UCCL_EP_CAP_IMM_VISIBLE (1ull << 21)
 #define UCCL_EP_CAP_EMULATED_MEMORY (1ull << 22) /* as CUDA_MEMORY, of the CPU emulation */
+#define UCCL_EP_CAP_FLUSH_LOCAL (1ull << 23)     /* flush_local() works on this device */
 
 typedef struct uccl_ep_caps {
     uint32_t size;
@@ -137,6 +139,8 @@ typedef struct uccl_ep_caps {
     uint32_t responder_atomics; /* adds that the target's NIC takes at a time, all queues; 0: no limit known */
     uint32_t adding_nics;       /* NICs behind this device whose adds are not atomic against each other: endpoint i of
                                  * any rank adds at its peers through the i-th of them, modulo this; 0: 1 */
+    uint32_t max_receives;      /* immediates outstanding towards an endpoint, of all its peers together: what its
+                                 * receive and completion queues hold beside max_inflight_endpoint; 0: no limit known */
 } uccl_ep_caps;
 
 /* One NIC as `query` lists it. */
@@ -157,7 +161,7 @@ typedef struct uccl_ep_device_info {
 /* Regions of a rank. All ranks have the same regions, each of one size; an address on the wire is an offset into one.
  * SIGNALS and MAILBOX are to be registered strictly (no relaxed ordering, no spraying to them without order of
  * arrival): of two writes to the same bytes there, the second posted after the completion of the first, the second
- * stays. */
+ * stays. (After one that says DELIVERED at least, or was raised: of what is merely TRANSMITTED nothing is known.) */
 typedef enum uccl_ep_region {
     UCCL_EP_REGION_HEAP = 0,    /* sources and targets of puts */
     UCCL_EP_REGION_SIGNALS = 1, /* 64-bit words; written by ADD64 and, where a strategy says so, by writes */
@@ -331,7 +335,8 @@ typedef struct uccl_ep_backend {
     /* endpoint, optional (UCCL_EP_CAP_PEER_EVENTS). Up to `max` events; returns how many. May make system calls: the
      * core asks a few hundred times a second. */
     int32_t (*events)(uccl_ep_endpoint *endpoint, uccl_ep_event *events, uint32_t max);
-    /* endpoint, optional. Make bytes that the NIC has placed in the own `region` visible to its registered readers. */
+    /* endpoint, optional (UCCL_EP_CAP_FLUSH_LOCAL). Make bytes that the NIC has placed in the own `region` visible to
+     * its registered readers. */
     uccl_ep_status (*flush_local)(uccl_ep_endpoint *endpoint, uccl_ep_region region);
     /* endpoint, optional. A descriptor that becomes readable when poll() has something, or -1. */
     int32_t (*wait_fd)(uccl_ep_endpoint *endpoint);

@@ -208,7 +208,7 @@ __attribute__((visibility("default"))) const uccl_ep_backend *uccl_ep_backend_en
 /* Promises that hold together. */
 static void draw_caps(fuzz_input *in) {
     static const uint32_t immediates[] = {0, 0, 24, 32, 64};
-    const uint64_t known = UCCL_EP_CAP_IMM_VISIBLE * 2 - 1;
+    const uint64_t known = (UCCL_EP_CAP_IMM_VISIBLE * 2 - 1) | UCCL_EP_CAP_FLUSH_LOCAL;
     caps = (uccl_ep_caps){.size = sizeof caps, .completion_level = fuzz_below(in, 3)};
     caps.flags = (fuzz_u32(in) & known) | UCCL_EP_CAP_HOST_MEMORY;
     caps.flags &= ~(uint64_t)(UCCL_EP_CAP_OWN_MEMORY | UCCL_EP_CAP_DMABUF);

@@ -23,15 +23,18 @@ static run_options options_for(const char *profile, uint64_t seed) {
                          .profile = profile,
                          .knobs = what.knobs,
                          .faults = what.faults[0] ? what.faults : NULL,
+                         .gentle = what.gentle,
+                         .calls_fail = what.calls_fail,
+                         .strategy = what.strategy,
                          .seed = seed};
 }
 
-static run_result run_seed(const char *profile, uint64_t seed, const program *only, bool with_faults) {
+static run_result run_seed(const char *profile, uint64_t seed, const program *only, uint32_t how) {
     char error[256] = "";
-    CHECK(!draw(runner_sim(r), profile, seed, only, with_faults, &what, error), "%s", error);
-    const run_options o = options_for(profile, seed);
+    CHECK(!draw(runner_sim(r), profile, seed, only, how, &what, error), "%s", error);
+    run_options o = options_for(profile, seed);
     run_result result;
-    run_program(r, &what.program, &o, &result);
+    run_drawn(r, &what, &o, &result);
     return result;
 }
 
@@ -106,7 +109,7 @@ static void test_builtins(void) {
             if (p.wrong[0]) continue;
             const uint64_t seeds = test_scaled(6);
             for (uint64_t seed = 1; seed <= seeds; seed++) {
-                const run_result result = run_seed(profile_at(k), test_seed_value * 1000 + seed, &p, false);
+                const run_result result = run_seed(profile_at(k), test_seed_value * 1000 + seed, &p, 0);
                 CHECK(result.outcome == RUN_ALLOWED, "%s on %s, seed %llu: %s %s %s\n%s", name, profile_at(k),
                       (unsigned long long)(test_seed_value * 1000 + seed), run_outcome_name(result.outcome),
                       result.clause, result.text, run_history(r));
@@ -119,7 +122,8 @@ static void test_random_programs(bool with_faults) {
     uint64_t near_wrap = 0, operations = 0, resets = 0;
     for (uint32_t k = 0; profile_at(k); k++)
         for (uint64_t seed = 1; seed <= seeds; seed++) {
-            const run_result result = run_seed(profile_at(k), test_seed_value * 1000000 + seed, NULL, with_faults);
+            const run_result result =
+                run_seed(profile_at(k), test_seed_value * 1000000 + seed, NULL, with_faults ? DRAW_FAULTS : 0);
             CHECK(result.outcome == RUN_ALLOWED, "uccl-ep explore --profile %s --seed %llu%s: %s %s %s", profile_at(k),
                   (unsigned long long)(test_seed_value * 1000000 + seed), with_faults ? " --faults" : "",
                   run_outcome_name(result.outcome), result.clause, result.text);
@@ -135,9 +139,9 @@ static void test_random_programs(bool with_faults) {
 
 static void test_a_seed_is_a_run(void) {
     for (uint32_t k = 0; profile_at(k); k++) {
-        const run_result first = run_seed(profile_at(k), 77, NULL, false);
-        const run_result other = run_seed(profile_at(k), 78, NULL, false);
-        const run_result again = run_seed(profile_at(k), 77, NULL, false);
+        const run_result first = run_seed(profile_at(k), 77, NULL, 0);
+        const run_result other = run_seed(profile_at(k), 78, NULL, 0);
+        const run_result again = run_seed(profile_at(k), 77, NULL, 0);
         CHECK_EQ(again.hash, first.hash);
         CHECK_EQ(again.memory_hash, first.memory_hash);
         CHECK_EQ(again.steps, first.steps);
@@ -164,6 +168,123 @@ static void test_a_script_is_a_run(void) {
     run_program(r, &p, &o, &again);
     CHECK_EQ(again.hash, first.hash);
     free(script);
+}
+
+/* Faults of the core that drawn limits, faults and NICs of no vendor have brought to light, each with what showed it.
+ */
+static void test_what_was_found(void) {
+    static const struct found {
+        const char *what, *profile, *knobs, *faults, *program;
+        bool gentle;
+    } all[] = {
+        {"a batch of which the NIC took a part is planned by the limits by which it was planned first", "connectx",
+         NULL, "partial percent=50",
+         "ranks 2; message 64; inflight_bytes 256\n"
+         "r0: store x 64; put 0 ->1 a 64 from x; put 0 ->1 b 64 from x; put 0 ->1 c 64 from x; put 0 ->1 d 64 from x; "
+         "put 0 ->1 e 64 from x; put 0 ->1 f 64 from x; put 0 ->1 g 64 from x; put 0 ->1 h 64 from x\n"
+         "r1: quiet",
+         true},
+        {"what is not counted in bytes in flight has its room below the NIC's limit, too", "pollara",
+         "retry_exc_inflight_bytes=512", NULL,
+         "ranks 4\n"
+         "r0: signal 0 ->0 s0; signal 0 ->1 s0; signal 0 ->2 s0; signal 0 ->3 s0; signal 0 ->0 s1; signal 0 ->1 s1; "
+         "signal 0 ->2 s1; signal 0 ->3 s1; signal 0 ->0 s2; signal 0 ->1 s2; signal 0 ->2 s2; signal 0 ->3 s2; "
+         "signal 0 ->0 s3; signal 0 ->1 s3; signal 0 ->2 s3; signal 0 ->3 s3; signal 0 ->0 s4; signal 0 ->1 s4; "
+         "signal 0 ->2 s4; signal 0 ->3 s4; signal 0 ->0 s5; signal 0 ->1 s5; signal 0 ->2 s5; signal 0 ->3 s5; "
+         "signal 0 ->0 s6; signal 0 ->1 s6; signal 0 ->2 s6; signal 0 ->3 s6; signal 0 ->0 s7; signal 0 ->1 s7; "
+         "signal 0 ->2 s7; signal 0 ->3 s7; signal 0 ->0 s8; signal 0 ->1 s8; signal 0 ->2 s8; signal 0 ->3 s8\n",
+         true},
+        {"a peer that owes a return word is silent, also while our own limits hold back the rest", "strawman-min", NULL,
+         "queue_error rank=0 peer=1 nth=1",
+         "ranks 2; inflight_bytes 16\n"
+         "r0: signal 0 ->1 s1\n"
+         "r1: store x 64; put_signal 0 ->0 a 64 s0 from x; put 0 ->0 b 64 from x",
+         false},
+        {"the next return word goes when the one before has landed", "efa", "completion_level=tx,visible_on_request=1",
+         NULL,
+         "ranks 2\n"
+         "r0: signal 0 ->1 s0; signal 0 ->1 s1; signal 0 ->1 s2; signal 0 ->1 s3; signal 0 ->1 s4; signal 0 ->1 s5; "
+         "signal 0 ->1 s6; signal 0 ->1 s7; signal 0 ->1 s8\nr1: wait s8 1",
+         true},
+        {"what lands twice does not come to light behind a read that flushed the first copy", "thor2",
+         "dup_write=100,visible_delay=20000,late_overwrite=0", NULL,
+         "ranks 2\n"
+         "r0: store x 64; put 0 ->1 a 64 from x as p; put 0 ->1 b 64 from x as q; complete p; complete q; barrier; "
+         "signal 0 ->1 s0; quiet; signal 0 ->1 s0; quiet; signal 0 ->1 s0; quiet\n"
+         "r1: barrier; store a 64; store b 64; wait s0 1; read a 64; read b 64; wait s0 2; read a 64; read b 64; wait "
+         "s0 3; "
+         "read a 64; read b 64",
+         true},
+        {"the window shrinks to what a completion queue holds", "pollara", "max_cqe=131", NULL,
+         "ranks 2\nr0: signal 0 ->1 s0; signal 0 ->1 s1; signal 0 ->1 s2; signal 0 ->1 s3\nr1: wait s3 1; "
+         "signal 0 ->0 s4",
+         true},
+    };
+    static program p;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        must_parse(all[i].program, &p);
+        for (uint64_t seed = 1; seed <= 300; seed++) {
+            const run_options o = {.backend = SIM,
+                                   .profile = all[i].profile,
+                                   .knobs = all[i].knobs,
+                                   .faults = all[i].faults,
+                                   .gentle = all[i].gentle,
+                                   .seed = seed};
+            run_result result;
+            run_program(r, &p, &o, &result);
+            CHECK(result.outcome == RUN_ALLOWED, "%s: seed %llu: %s %s %s", all[i].what, (unsigned long long)seed,
+                  run_outcome_name(result.outcome), result.clause, result.text);
+        }
+    }
+}
+
+/* What no strategy can do with is refused with what is missing, before anything is sent. */
+static void test_nics_that_do_not_do(void) {
+    static const struct {
+        const char *profile, *knobs, *text;
+    } all[] = {
+        {"efa", "completion_level=tx", "say that a write has arrived"},
+        {"efa", "flush_local=0", "what an immediate tells of is visible"},
+        {"pollara", "max_cqe=129", "an immediate of each of 2 ranks at a time"},
+        {"efa", "imm_bits=23", "24 bits"},
+    };
+    static program p;
+    must_parse("mp", &p);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const run_options o = {.backend = SIM,
+                               .profile = all[i].profile,
+                               .knobs = all[i].knobs,
+                               .strategy = UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
+                               .seed = 1};
+        run_result result;
+        run_program(r, &p, &o, &result);
+        CHECK(result.outcome == RUN_REFUSED && result.refused_by == UCCL_EP_E_CAPABILITY, "%s: %s %s", all[i].knobs,
+              run_outcome_name(result.outcome), result.text);
+        CHECK(strstr(result.text, all[i].text), "%s: %s", all[i].knobs, result.text);
+    }
+}
+
+/* NICs of no vendor: most are used, some are refused, and none does what the contract forbids. */
+static void test_any_nic(void) {
+    const uint64_t seeds = test_scaled(150);
+    uint64_t refused = 0, used = 0, strategies = 0;
+    for (uint32_t k = 0; profile_at(k); k++)
+        for (uint64_t seed = 1; seed <= seeds; seed++) {
+            const run_result result =
+                run_seed(profile_at(k), test_seed_value * 1000000 + seed, NULL, DRAW_NIC | DRAW_FAULTS);
+            if (result.outcome == RUN_REFUSED && result.refused_by == UCCL_EP_E_CAPABILITY) {
+                refused++;
+                continue;
+            }
+            CHECK(result.outcome == RUN_ALLOWED,
+                  "uccl-ep explore --any-nic --faults --profile %s --seed %llu: %s %s %s", profile_at(k),
+                  (unsigned long long)(test_seed_value * 1000000 + seed), run_outcome_name(result.outcome),
+                  result.clause, result.text);
+            used++;
+            strategies |= 1ull << result.strategy;
+        }
+    CHECK((refused && used > refused && strategies == 0x7e) || seeds < 100, "%llu used, %llu refused, strategies %llx",
+          (unsigned long long)used, (unsigned long long)refused, (unsigned long long)strategies);
 }
 
 /* ---------------------------------------------------------------------------------------------------- would it notice?
@@ -200,7 +321,7 @@ static void test_wrong_programs(void) {
             const uint64_t most = must ? 4000 : test_scaled(20);
             uint64_t caught = 0;
             for (uint64_t seed = 1; seed <= most && !(caught && must); seed++) {
-                const run_result result = run_seed(profile_at(k), seed, &p, false);
+                const run_result result = run_seed(profile_at(k), seed, &p, 0);
                 CHECK(result.outcome == RUN_ALLOWED || result.outcome == RUN_CLAIM, "%s on %s: %s %s %s", name,
                       profile_at(k), run_outcome_name(result.outcome), result.clause, result.text);
                 caught += result.outcome == RUN_CLAIM;
@@ -220,7 +341,7 @@ static void test_shrinking(void) {
                "r1: see s3; read c 32; until f flag; see s3; claim a data; see s3",
                &p);
     for (uint64_t seed = 1;; seed++) {
-        run_result result = run_seed("efa", seed, &p, false);
+        run_result result = run_seed("efa", seed, &p, 0);
         if (result.outcome != RUN_CLAIM) continue;
         run_options o = options_for("efa", seed);
         shrink(r, &what, &o, &result, &s, 400);
@@ -274,6 +395,9 @@ int main(int argc, char **argv) {
     test_builtins();
     test_random_programs(false);
     test_random_programs(true);
+    test_what_was_found();
+    test_nics_that_do_not_do();
+    test_any_nic();
     runner_free(r);
     return test_end();
 }

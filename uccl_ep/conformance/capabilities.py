@@ -29,6 +29,8 @@ FLAGS: tuple[tuple[int, str, str], ...] = (
     (19, "read_flushes", "a read makes earlier writes of its endpoint visible"),
     (20, "visible_on_request", "a completion that is raised to visible for the asking"),
     (21, "imm_visible", "behind an immediate its own bytes are visible"),
+    (22, "emulated_memory", "registers memory of the emulated accelerator"),
+    (23, "flush_local", "a target can make what has arrived visible"),
 )
 LIMITS = (
     "max_message_bytes",
@@ -44,6 +46,7 @@ LIMITS = (
     "immediate_bits",
     "responder_atomics",
     "adding_nics",
+    "max_receives",
 )
 COMPLETION_LEVELS = ("transmitted", "delivered", "visible")
 # Also to be required by cases: a completion at least as strong as this.

@@ -39,6 +39,7 @@ void promises_of(const vnic_knobs *k, uccl_ep_caps *caps) {
     promise(caps, UCCL_EP_CAP_VISIBLE_ON_REQUEST,
             k->visible_on_request || caps->completion_level == UCCL_EP_COMPLETION_VISIBLE);
     promise(caps, UCCL_EP_CAP_IMM_VISIBLE, k->imm_bits && (k->imm_visible || vnic_write_imm(k) || !k->visible_delay));
+    promise(caps, UCCL_EP_CAP_FLUSH_LOCAL, k->flush_local);
     caps->immediate_bits = (uint32_t)k->imm_bits;
     caps->max_message_bytes = k->max_msg > 1ull << 31 ? 1ull << 31 : k->max_msg;
     caps->max_inflight_bytes = k->retry_exc_inflight_bytes;
@@ -46,8 +47,10 @@ void promises_of(const vnic_knobs *k, uccl_ep_caps *caps) {
     if (k->retry_exc_inflight_bytes && caps->max_message_bytes > k->retry_exc_inflight_bytes / 4)
         caps->max_message_bytes = k->retry_exc_inflight_bytes / 4;
     caps->max_inflight_peer = (uint32_t)k->max_wr;
-    caps->max_inflight_endpoint =
-        k->per_peer_qp ? (uint32_t)k->max_cqe : (uint32_t)(k->max_wr < k->max_cqe ? k->max_wr : k->max_cqe);
+    /* Half of a completion queue is for operations, the other for immediates and what comes twice. */
+    const uint64_t half = k->max_cqe > 1 ? k->max_cqe / 2 : 1, other = k->max_cqe - k->max_cqe / 2;
+    caps->max_inflight_endpoint = (uint32_t)(k->per_peer_qp || half < k->max_wr ? half : k->max_wr);
+    caps->max_receives = !k->imm_bits ? 0 : other > SPARE_ENTRIES ? (uint32_t)(other - SPARE_ENTRIES) : 1;
     caps->max_batch = (uint32_t)k->max_batch;
     const uint64_t share = k->ranks_per_nic > 1 ? k->ranks_per_nic : 1;
     caps->max_endpoints = k->per_peer_qp || k->broken == VNIC_BROKEN_QUEUES ? 0 : (uint32_t)(k->max_qp / share);

@@ -15,8 +15,7 @@
 #define MAX_NICS 16u
 #define ADDRESS_MAGIC 0x53494d61u
 #define REGION_MAGIC 0x53494d72u
-#define CONVERT 32u       /* operations that go to the NIC at a time */
-#define SPARE_ENTRIES 64u /* of a completion queue, for completions that come twice */
+#define CONVERT 32u /* operations that go to the NIC at a time */
 
 struct uccl_ep_device {
     const uccl_ep_host *host;
@@ -150,8 +149,6 @@ static uccl_ep_status parse_options(const uccl_ep_host *host, const char *name, 
          k->step_ns != world_knobs->step_ns || k->fibers != world_knobs->fibers))
         return fail(host, UCCL_EP_E_INVALID, 0,
                     "schedule, choose_run, step_ns and fibers are the world's: give them to world_open");
-    if (k->nics > 1 && k->ranks_per_nic > 1)
-        return fail(host, UCCL_EP_E_INVALID, 0, "nics and ranks_per_nic cannot both be above 1");
     return UCCL_EP_OK;
 }
 
@@ -341,9 +338,9 @@ static uccl_ep_status sim_endpoint_open(uccl_ep_device *d, const uccl_ep_endpoin
     if (entries > d->knobs.max_cqe)
         return fail(d->host, UCCL_EP_E_CAPABILITY, 0,
                     "a completion queue of %llu entries is needed (%llu in flight, %u immediates from each of %u "
-                    "peers), and %llu are available: a smaller max_inflight or max_inflight_peer",
+                    "peers, %u to spare), and %llu are available: a smaller max_inflight, or a NIC with more",
                     (unsigned long long)entries, (unsigned long long)inflight, config.receives_peer, config.peers,
-                    (unsigned long long)d->knobs.max_cqe);
+                    SPARE_ENTRIES, (unsigned long long)d->knobs.max_cqe);
     uccl_ep_endpoint *e = no_memory(d) ? NULL : calloc(1, sizeof *e);
     if (!e) return fail(d->host, UCCL_EP_E_NO_MEMORY, 0, "no memory for an endpoint");
     const vnic_endpoint_config mine = {.rank = d->rank,

@@ -13,6 +13,7 @@
 #include "uccl_ep/backend.h"
 #include "virtual_nic/virtual_nic.h"
 
+#define SPARE_ENTRIES 64u /* of a completion queue, for completions that come twice */
 #define MAX_FIBERS 65536u
 
 enum runner_kind { RUNNER_FIBER = 1, RUNNER_PROXY, RUNNER_ACTOR };
