@@ -17,9 +17,10 @@ step() { # name, then a command
     "$@" >"$folder/$name.txt" 2>&1 || { bad=1; printf 'nightly: FAILED: see %s\n' "$folder/$name.txt"; tail -40 "$folder/$name.txt"; }
 }
 
-# 10^5 seeds a profile, and as many with a fault in one of four.
+# 10^5 seeds a profile, as many with faults in one of four, and as many on NICs of no vendor.
 step random uccl-ep explore --profile all --seeds 100000 --seed "$first" --json "$folder/random.json"
 step faults uccl-ep explore --profile all --seeds 100000 --seed "$first" --faults --json "$folder/faults.json"
+step any-nic uccl-ep explore --profile all --seeds 100000 --seed "$first" --faults --any-nic --json "$folder/any-nic.json"
 # All schedules of the small programs: every order of the NICs' events, and, as far as so many runs go, of ranks too.
 step events uccl-ep explore --profile all --exhaustive --events --runs 200000 --json "$folder/events.json"
 step exhaustive uccl-ep explore --profile all --exhaustive --runs 200000 --json "$folder/exhaustive.json"

@@ -34,13 +34,19 @@ def test_all_profiles_are_there() -> None:
 
 
 @pytest.mark.parametrize("faults", [False, True], ids=["plain", "faults"])
-def test_fixed_seeds(faults: bool) -> None:
+@pytest.mark.parametrize("any_nic", [False, True], ids=["vendors", "any"])
+def test_fixed_seeds(faults: bool, any_nic: bool) -> None:
     findings: list[Any] = []
-    report = explore.random(list(PROFILES), [], 150, 4242, 2, silent, findings.append, faults=faults)
+    drawn = explore.Drawn(faults=faults, any_nic=any_nic)
+    report = explore.random(list(PROFILES), [], 150, 4242, 2, silent, findings.append, drawn)
     assert report.good, findings[0]
     assert [row["seeds"] for row in report.rows] == [150] * len(PROFILES)
     assert all(row["near_wrap"] > 30 for row in report.rows)
     assert (sum(row["resets"] for row in report.rows) > 10) is faults
+    assert (sum(row["refused"] for row in report.rows) > 10) is any_nic
+    strategies = {name for row in report.rows for name in row["strategies"]}
+    assert strategies >= {"ordered_atomic", "sequenced_immediate", "sender_hold", "sender_hold_mailbox",
+                          "sender_hold_sum"}  # fmt: skip
 
 
 def test_a_seed_is_a_run_in_every_process() -> None:
@@ -71,7 +77,24 @@ def test_a_program_from_a_file(tmp_path: Path) -> None:
     assert "no operation 'jump'" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--profile", "efq"), ("--program", "mq"), ("--seeds", "0"), ("--json", "/")])
+def test_knobs_of_a_campaign() -> None:
+    done = command("--profile", "efa", "--seeds", "20", "--knobs", "imm_bits=0")
+    assert done.returncode == 1
+    assert "--profile efa --seed 1 --knobs imm_bits=0" in done.stdout
+    again = command("--profile", "efa", "--seed", "1", "--knobs", "imm_bits=0")
+    assert again.returncode == 1
+    assert "no signal strategy works" in again.stdout
+    done = command("--profile", "efa", "--seeds", "20", "--knobs", "max_wr=1,delay=10")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--profile", "efq"), ("--program", "mq"), ("--seeds", "0"), ("--json", "/"), ("--choices", "0"), ("--hash",),
+        ("--events",), ("--runs", "5"), ("--wrong", "--faults"), ("--exhaustive", "--wrong"), ("--knobs", "max_seg=1"),
+    ],
+)  # fmt: skip
 def test_wrong_command_lines(arguments: tuple[str, ...]) -> None:
     done = command(*arguments)
     assert done.returncode == 2

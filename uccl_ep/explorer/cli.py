@@ -40,10 +40,16 @@ def explore(
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Programs that break a duty: where each is caught, where it gets away.")
     ] = False,
-    faults: Annotated[bool, typer.Option("--faults", help="Let one seed in four meet a fault of the NIC.")] = False,
-    runs: Annotated[int, typer.Option(min=1, help="Of --exhaustive: at most so many schedules a program.")] = 20000,
+    faults: Annotated[bool, typer.Option("--faults", help="Let one seed in four meet faults of the NIC.")] = False,
+    any_nic: Annotated[
+        bool, typer.Option("--any-nic", help="NICs of no vendor: let every knob of a profile change, and its promises.")
+    ] = False,
+    runs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of --exhaustive: at most so many schedules a program.", show_default="20000"),
+    ] = None,
     knobs: Annotated[
-        str | None, typer.Option(help="Of a replay: NAME=VALUE,... instead of what the seed draws.")
+        str | None, typer.Option(help="NAME=VALUE,...: knobs of the NIC, added to what a seed draws.")
     ] = None,
     choices: Annotated[
         str | None, typer.Option(help="Of a replay: a script of choices, as a finding prints it.")
@@ -73,14 +79,22 @@ def explore(
             _list(console, known)
             return
         workers = jobs if jobs is not None else len(os.sched_getaffinity(0))
-        if seed is not None and seeds is None and not exhaustive and not wrong:
+        replays = seed is not None and seeds is None and not exhaustive and not wrong
+        drawn = explorer.Drawn(faults=faults, any_nic=any_nic, knobs=knobs)
+        _check_meaning(
+            {"--choices": choices is not None, "--hash": hash}, replays, "of a replay: --seed without --seeds"
+        )
+        _check_meaning({"--events": events, "--runs": runs is not None}, exhaustive, "of --exhaustive")
+        _check_meaning({"--faults": faults, "--any-nic": any_nic}, not (exhaustive or wrong), "of random programs")
+        _check_meaning({"--wrong": wrong}, not exhaustive, "not of --exhaustive")
+        if replays:
+            assert seed is not None
             report = explorer.replay(
-                profiles, seed, programs, faults=faults, knobs=knobs, choices=choices,
-                say=lambda told: _show_run(console, told, hash),
-            )  # fmt: skip
+                profiles, seed, programs, drawn, choices=choices, say=lambda told: _show_run(console, told, hash)
+            )
         else:
-            report = _campaign(console, explorer, profiles, programs, known, seeds, seed, workers,
-                               exhaustive=exhaustive, events=events, wrong=wrong, faults=faults, runs=runs)  # fmt: skip
+            report = _campaign(console, explorer, profiles, programs, known, seeds, seed, workers, drawn,
+                               exhaustive=exhaustive, events=events, wrong=wrong, runs=runs or 20000)  # fmt: skip
     except tool.ExplorerError as error:
         _refuse(str(error))
     except KeyboardInterrupt:
@@ -92,10 +106,17 @@ def explore(
         raise typer.Exit(1)
 
 
+def _check_meaning(given: dict[str, bool], meant: bool, of: str) -> None:
+    """An option that would be ignored is refused."""
+    for name, there in given.items():
+        if there and not meant:
+            _refuse(f"{name} is {of}")
+
+
 def _campaign(
     console: Console, explorer: Any, profiles: list[str], programs: list[str], known: dict[str, Any],
-    seeds: int | None, seed: int | None, workers: int, *, exhaustive: bool, events: bool,
-    wrong: bool, faults: bool, runs: int,
+    seeds: int | None, seed: int | None, workers: int, drawn: Any, *, exhaustive: bool, events: bool,
+    wrong: bool, runs: int,
 ) -> Report:  # fmt: skip
     from rich.live import Live
     from rich.text import Text
@@ -109,13 +130,14 @@ def _campaign(
         say = live.console.print
         if exhaustive:
             report = explorer.exhaust(
-                profiles, programs, known, runs, workers, show, lambda t: _show_exhausted(say, t), events=events
-            )
+                profiles, programs, known, runs, workers, show, lambda t: _show_exhausted(say, t), events=events,
+                knobs=drawn.knobs,
+            )  # fmt: skip
         elif wrong:
-            report = explorer.wrong(profiles, programs, known, seeds or 200, first, workers, show)
+            report = explorer.wrong(profiles, programs, known, seeds or 200, first, workers, show, knobs=drawn.knobs)
         else:
             report = explorer.random(
-                profiles, programs, seeds or 1000, first, workers, show, lambda t: _show_finding(say, t), faults=faults
+                profiles, programs, seeds or 1000, first, workers, show, lambda t: _show_finding(say, t, drawn), drawn
             )
     for line in report.tables():
         console.print(line)
@@ -168,14 +190,12 @@ def _show_run(console: Console, told: dict[str, Any], only_hash: bool) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
-def _show_finding(say: Any, told: dict[str, Any]) -> None:
+def _show_finding(say: Any, told: dict[str, Any], drawn: Any) -> None:
     from rich.text import Text
-
-    from .explore import replay_line
 
     shown = told.get("shrunk", told)
     text = f"{told['outcome'].upper()} {told['clause']} on {told['profile']}, seed {told['seed']}: {told['text']}\n"
-    text += f"  again: {replay_line(told)}\n"
+    text += f"  again: {drawn.replay_line(told)}\n"
     if "shrunk" in told:
         choices = ",".join(map(str, shown["choices"]))
         text += f"  shrunk: seed {shown['seed']}, {shown['deviations']} choices that are not the first"

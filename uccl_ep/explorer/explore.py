@@ -29,10 +29,22 @@ MOST_RANKS = 3
 MOST_OPERATIONS = 6
 
 
-def replay_line(told: Told) -> str:
-    return f"uccl-ep explore --profile {told['profile']} --seed {told['seed']}" + (
-        " --faults" if told["faults"] else ""
-    )
+@dataclass(frozen=True)
+class Drawn:
+    """What seeds draw besides programs and schedules."""
+
+    faults: bool = False
+    any_nic: bool = False
+    knobs: str | None = None  # added to what is drawn
+
+    def options(self) -> dict[str, Any]:
+        return {"faults": int(self.faults), "nic": int(self.any_nic), "knobs": self.knobs}
+
+    def replay_line(self, told: Told) -> str:
+        words = ["uccl-ep explore", "--profile", told["profile"], "--seed", str(told["seed"])]
+        words += ["--faults"] * self.faults + ["--any-nic"] * self.any_nic
+        words += ["--knobs", self.knobs] if self.knobs else []
+        return " ".join(words)
 
 
 @dataclass
@@ -88,7 +100,7 @@ def _or_any(programs: list[str]) -> list[str | None]:
 
 def random(
     profiles: list[str], programs: list[str], seeds: int, first: int, workers: int, progress: Progress,
-    finding: Callable[[Told], None], *, faults: bool = False,
+    finding: Callable[[Told], None], drawn: Drawn,
 ) -> Report:  # fmt: skip
     """Seeds first .. first + seeds - 1 of every profile, in shares of CHUNK."""
     report = Report("random")
@@ -98,11 +110,11 @@ def random(
             for at in range(first, first + seeds, CHUNK):
                 share = min(CHUNK, first + seeds - at)
                 jobs.append(
-                    Job.of("random", share, profile=profile, program=program, seed=at, seeds=share, faults=int(faults))
+                    Job.of("random", share, profile=profile, program=program, seed=at, seeds=share, **drawn.options())
                 )
     rows: dict[str, Told] = {
         p: {"profile": p, "seeds": 0, "operations": 0, "steps": 0, "near_wrap": 0, "faulted": 0, "resets": 0,
-            "seconds": 0.0, "strategies": {}, "findings": [], "good": True}
+            "refused": 0, "seconds": 0.0, "strategies": {}, "findings": [], "good": True}
         for p in profiles
     }  # fmt: skip
     given_up: set[str] = set()
@@ -121,7 +133,7 @@ def random(
                 given_up.add(told["profile"])
                 finding(told)
                 continue
-            for key in ("seeds", "operations", "steps", "near_wrap", "faulted", "resets", "seconds"):
+            for key in ("seeds", "operations", "steps", "near_wrap", "faulted", "resets", "refused", "seconds"):
                 row[key] += told[key]
             for name, count in zip(STRATEGIES, told["strategies"], strict=False):
                 if count:
@@ -133,17 +145,16 @@ def random(
 
 
 def replay(
-    profiles: list[str], seed: int, programs: list[str], *, faults: bool, knobs: str | None, choices: str | None,
+    profiles: list[str], seed: int, programs: list[str], drawn: Drawn, *, choices: str | None,
     say: Callable[[Told], None],
 ) -> Report:  # fmt: skip
     report = Report("replay")
     for profile in profiles:
         for program in _or_any(programs):
             told = tool.run(
-                Job.of("replay", profile=profile, seed=seed, program=program, faults=int(faults), knobs=knobs,
-                       choices=choices)
-            )  # fmt: skip
-            told["good"] = told["outcome"] == "allowed"
+                Job.of("replay", profile=profile, seed=seed, program=program, choices=choices, **drawn.options())
+            )
+            told["good"] = told["outcome"] == "allowed" or told["no_strategy"]
             report.rows.append(told)
             say(told)
     return report.end()
@@ -159,11 +170,11 @@ def small_programs(known: Told) -> list[str]:
 
 def exhaust(
     profiles: list[str], programs: list[str], known: Told, runs: int, workers: int, progress: Progress,
-    say: Callable[[Told], None], *, events: bool = False,
+    say: Callable[[Told], None], *, events: bool = False, knobs: str | None = None,
 ) -> Report:  # fmt: skip
     report = Report("exhaustive")
     jobs = [
-        Job.of("exhaustive", profile=profile, program=program, runs=runs, choose_run=int(not events))
+        Job.of("exhaustive", profile=profile, program=program, runs=runs, choose_run=int(not events), knobs=knobs)
         for profile in profiles
         for program in programs or small_programs(known)
     ]
@@ -176,14 +187,15 @@ def exhaust(
 
 
 def wrong(
-    profiles: list[str], programs: list[str], known: Told, seeds: int, first: int, workers: int, progress: Progress
-) -> Report:
+    profiles: list[str], programs: list[str], known: Told, seeds: int, first: int, workers: int, progress: Progress,
+    *, knobs: str | None = None,
+) -> Report:  # fmt: skip
     """A wrong program is as expected if it is caught on the profiles that it names, and if on every profile nothing
     worse than its own claim fails."""
     report = Report("wrong")
     names = [p["name"] for p in known["programs"] if p["wrong"] and (not programs or p["name"] in programs)]
     jobs = [
-        Job.of("wrong", profile=profile, program=name, seeds=seeds, seed=first)
+        Job.of("wrong", profile=profile, program=name, seeds=seeds, seed=first, knobs=knobs)
         for name in names
         for profile in profiles
     ]
@@ -206,12 +218,12 @@ def _table(*columns: str) -> Table:
 
 
 def _random_table(rows: list[Told]) -> Table:
-    table = _table("profile", "strategy", "runs", "near a wrap", "with a fault", "reset", "finding")
+    table = _table("profile", "strategy", "runs", "near a wrap", "with a fault", "reset", "no strategy", "finding")
     for row in rows:
         found = ", ".join(f"[red]{f['outcome']} {f['clause']}, seed {f['seed']}[/]" for f in row["findings"]) or "none"
         table.add_row(
             row["profile"], ", ".join(row["strategies"]), str(row["seeds"]), str(row["near_wrap"]), str(row["faulted"]),
-            str(row["resets"]), found,
+            str(row["resets"]), str(row["refused"]), found,
         )  # fmt: skip
     return table
 
