@@ -40,7 +40,7 @@ def bytes_text(count: float) -> str:
     return f"{count:.4g} TiB"
 
 
-def _read(path: str) -> str | None:
+def read_text(path: str) -> str | None:
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -51,7 +51,7 @@ _CAP_IPC_LOCK = 14
 
 
 def _exempt_from_memory_lock() -> bool:
-    status = _read("/proc/self/status") or ""
+    status = read_text("/proc/self/status") or ""
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return bool(int(fields.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1)
 
@@ -71,7 +71,7 @@ def memory_lock() -> Check:
 
 
 def huge_pages() -> Check:
-    text = _read("/proc/meminfo")
+    text = read_text("/proc/meminfo")
     fields = dict(line.split(":", 1) for line in text.splitlines()) if text else {}
     free = fields.get("HugePages_Free")
     if free is None:
@@ -83,7 +83,7 @@ def huge_pages() -> Check:
 
 def processors() -> Check:
     allowed = len(os.sched_getaffinity(0))
-    quota = _read("/sys/fs/cgroup/cpu.max")
+    quota = read_text("/sys/fs/cgroup/cpu.max")
     found = f"{allowed} of {os.cpu_count()} usable"
     if quota and not quota.startswith("max"):
         limit, period = (int(field) for field in quota.split())
@@ -101,12 +101,6 @@ def rdma_devices() -> Check:
     except OSError as error:
         return Check("RDMA devices", "unknown", f"{root}: {error.strerror}")
     return Check("RDMA devices", "info", ", ".join(devices) or "none")
-
-
-def accelerators() -> Check:
-    cuda = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-    rocm = [path.name for path in Path("/dev").glob("kfd")]
-    return Check("accelerators", "info", ", ".join([*cuda, *rocm]) or "none: host memory only")
 
 
 def optional_packages() -> Check:
@@ -139,18 +133,27 @@ def backend_checks(backend: backends.Backend) -> Iterator[Check]:
         yield from backend.module.doctor()
 
 
-def examine() -> Sequence[Check]:
+@dataclass(frozen=True)
+class Examination:
+    checks: Sequence[Check]
+    gpus: Sequence[dict[str, object]]  # as their drivers describe them, by kind
+
+
+def examine() -> Examination:
     """All checks; none raises."""
+    from . import _gpu_checks
+
     system = Check(
         "system", "ok", f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}"
     )
     if sys.platform != "linux":
         system = Check("system", "error", sys.platform, "uccl_ep runs on Linux")
     checks = [system, library(), processors(), memory_lock(), huge_pages()]
-    checks += [accelerators(), rdma_devices(), optional_packages()]
+    gpus = _gpu_checks.look()
+    checks += [*_gpu_checks.checks(gpus), rdma_devices(), optional_packages()]
     for name in backends.names():
         try:
             checks += backend_checks(backends.find(name))
         except errors.UcclEpError as error:
             checks.append(Check(f"backend {name}", "error", error.record.text, error.advice))
-    return checks
+    return Examination(checks, _gpu_checks.as_json(gpus))

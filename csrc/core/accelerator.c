@@ -64,7 +64,11 @@ uccl_ep_status reach_memory(uccl_ep_comm *comm, void *base, uint64_t bytes, stru
     void *address = NULL;
     const uccl_ep_status status = comm->accelerator->host_register(comm->gpu, first, end - begin, &address);
     if (status != UCCL_EP_OK)
-        return accelerator_failed(comm, status, "MEM-1", "making host memory reachable for kernels");
+        return accelerator_failed(comm, status, "MEM-1",
+                                  first == base && !(bytes % page)
+                                      ? "making host memory reachable for kernels"
+                                      : "making the pages around the heap reachable for kernels (let it begin and end "
+                                        "at pages)");
     *reach = (struct reach){first, (char *)address + ((uintptr_t)base - begin)};
     return UCCL_EP_OK;
 }

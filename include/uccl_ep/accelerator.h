@@ -101,12 +101,13 @@ typedef struct uccl_ep_accelerator {
     void (*ipc_close)(uccl_ep_gpu *gpu, void *address);
 
     /* One thread a queue. Copies of a queue are carried out in order; copy_start returns at once. Progress never needs
-     * a kernel to end: the queue waits for no other stream. */
+     * a kernel to end: the queue waits for no other stream. Host memory that takes part is registered: other memory a
+     * driver copies in the calling thread. */
     uccl_ep_status (*queue_open)(uccl_ep_gpu *gpu, uccl_ep_copy_queue **queue); /* start */
     void (*queue_close)(uccl_ep_copy_queue *queue);                             /* waits for its copies */
     uccl_ep_status (*copy_start)(uccl_ep_copy_queue *queue, void *to, const void *from, uint64_t bytes);
-    /* Everything started before gets a number, the numbers grow by one. At most UCCL_EP_COPY_MARKS are outstanding:
-     * beyond, E_AGAIN. */
+    /* Everything started before gets a number, 1 first, then one more each time. At most UCCL_EP_COPY_MARKS are
+     * outstanding: beyond, E_AGAIN. */
     uccl_ep_status (*mark)(uccl_ep_copy_queue *queue, uint64_t *number);
     /* *done: all copies before this mark, and the earlier ones, have been carried out and are visible to kernels and
      * CPU. An error is final: the queue is broken. */

@@ -716,6 +716,20 @@ static void test_refusals(void) {
     refused(&config, UCCL_EP_E_INVALID, "a heap in device memory needs an accelerator");
     emulation->device_free(gpu, memory);
     emulation->close(gpu);
+    /* Its last page is somebody else's, too, who has registered a part of what this heap needs. */
+    OK(emulation->open(0, &gpu));
+    char *pages = aligned_alloc(4096, 2 * HEAP);
+    CHECK(pages, "memory");
+    void *there;
+    OK(emulation->host_register(gpu, pages + HEAP, HEAP, &there));
+    config = base_config("seed=1");
+    config.heap = pages + 64;
+    uccl_ep_comm *none;
+    EXPECT(create_alone(&config, &none), UCCL_EP_E_REGISTRATION);
+    CHECK_TEXT("let it begin and end at pages");
+    emulation->host_unregister(gpu, pages + HEAP);
+    emulation->close(gpu);
+    free(pages);
     /* A NIC that takes dmabufs alone, and a driver that has none. */
     setenv("UCCL_EP_EMULATION", "dmabuf=0", 1);
     OK(emulation->open(0, &gpu));

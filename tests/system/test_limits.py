@@ -155,7 +155,7 @@ def test_a_heap_larger_than_the_machine() -> None:
 
     with Ranks(2, program) as ranks:
         ranks.join_well()
-    (left,) = [check for check in doctor.examine() if check.name == "shm: memory"]
+    (left,) = [check for check in doctor.examine().checks if check.name == "shm: memory"]
     assert left.level == "info"
     assert "left for all heaps together" in left.found
 

@@ -86,7 +86,7 @@ def test_the_limit_of_locked_memory_binds_only_who_has_no_right(
     effective: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (8 << 20, 8 << 20))
-    monkeypatch.setattr(doctor, "_read", lambda path: f"Name:\tpython\nCapEff:\t{effective}\n")
+    monkeypatch.setattr(doctor, "read_text", lambda path: f"Name:\tpython\nCapEff:\t{effective}\n")
     assert doctor.memory_lock().level == level
 
 

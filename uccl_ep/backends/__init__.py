@@ -10,15 +10,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from .. import errors
+from .. import _apart, errors
 
 if TYPE_CHECKING:
     from ..doctor import Check
@@ -26,14 +24,6 @@ if TYPE_CHECKING:
 
 GROUP = "uccl_ep.backends"
 _PROBE_SECONDS = 20.0
-# Not from the current folder, which may hold anything, also a source tree of uccl_ep. The answer is the last line: a
-# library may print when it is loaded.
-_PROBE = """
-import sys
-sys.path = [path for path in sys.path if path]
-from uccl_ep.backends import probe_json
-print("\\n" + probe_json(sys.argv[1]))
-"""
 
 
 class BackendModule(Protocol):
@@ -109,17 +99,7 @@ def probe_apart(library: str | os.PathLike[str]) -> BackendInfo:
     """The same in a process of its own: a library that crashes or hangs must not hide the others."""
     from .. import info
 
-    command = [sys.executable, "-c", _PROBE, os.fspath(library)]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS)
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise errors.BackendFault(f"{library} did not answer within {_PROBE_SECONDS:g} s") from None
-    except (ValueError, IndexError):
-        how = f"was killed by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        last = f": {said[-1]}" if said else ""
-        raise errors.BackendFault(f"loading {library} ended the process that did it: it {how}{last}") from None
+    answer = _apart.ask(__name__, "probe_json", library, _PROBE_SECONDS)
     if "error" in answer:
         raise errors.from_record(errors.ErrorRecord(**answer["error"]))
     devices = tuple(info.DeviceInfo(**{**device, "caps": info.Caps(**device["caps"])}) for device in answer["devices"])

@@ -113,10 +113,15 @@ def doctor(json: Json = False) -> None:
     """What works on this machine, what is missing, and what to do. Exit code 1 if something does not work."""
     from ..doctor import examine
 
-    checks = examine()
+    found = examine()
+    checks = found.checks
     counts = Counter(check.level for check in checks)
     if json:
-        print(json_text("uccl_ep.doctor/1", checks=[asdict(check) for check in checks], summary=dict(counts)))
+        print(
+            json_text(
+                "uccl_ep.doctor/1", checks=[asdict(check) for check in checks], gpus=found.gpus, summary=dict(counts)
+            )
+        )
     else:
         rows = [
             [check.level, check.name, f"{check.found}\n-> {check.advice}" if check.advice else check.found]
