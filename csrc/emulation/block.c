@@ -27,9 +27,8 @@
 #define IDLE_NAP_NS 20000l
 
 typedef enum lane_state { RUNS, SHUFFLE, BALLOT, SYNC_WARP, ACTIVE, SYNC_BLOCK, RELAX, RETURNED } lane_state;
-static const char *const state_names[] = {
-    "runs",    "waits in shuffle", "waits in ballot", "waits in sync_warp", "waits in active", "waits in sync_block",
-    "relaxes", "has returned"};
+static const char *const state_names[] = {"runs",   "shuffle",    "ballot", "sync_warp",
+                                          "active", "sync_block", "relax",  "returned"};
 
 typedef struct lane {
     uccl_ep_emulation_lane view;
@@ -59,7 +58,8 @@ typedef struct block {
     lane *current;
     uint64_t random; /* 0: none is wanted */
     bool failed;
-    char order;
+    char order; /* addresses, as in a warp: of its barrier, */
+    char ended; /* and of what lanes did before their thread takes their memory back */
 } block;
 
 static _Thread_local block *here;
@@ -76,6 +76,7 @@ static void wait_for(lane_state state, const void *where) {
     me->state = state;
     me->where = where;
     me->view.fenced = 0;
+    fiber_release(&here->ended); /* it may be its last turn */
     fiber_leave(&here->home, &me->fiber);
 }
 
@@ -195,7 +196,7 @@ static void fail_apart(block *b) {
 static void fail_lane(block *b, const lane *l, const char *what) {
     text t = {0};
     say(&t, "block %u, thread %u (lane %u) %s", b->index, l->view.thread, l->view.lane, what);
-    say_place(&t, l->where);
+    if (l->state != RETURNED) say_place(&t, l->where);
     fail(b, &t);
 }
 
@@ -430,6 +431,7 @@ void blocks_run(launch *l) {
             schedule(&b);
         else
             launch_fail(l, UCCL_EP_E_NO_MEMORY, "no memory for the lanes of a block");
+        fiber_acquire(&b.ended);
         for (uint32_t i = 0; i < l->threads; i++) fiber_forget(&b.lanes[i].fiber);
     }
     here = NULL;

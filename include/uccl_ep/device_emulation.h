@@ -129,20 +129,31 @@ UCCL_EP_DEVICE void store_command(uccl_ep_slot *slot, uccl_ep_u64 word0, uccl_ep
     __atomic_store_n(&slot->word[1], word1, __ATOMIC_RELEASE);
 }
 
+/* Lanes are told apart by where they wait, the return address of the call; after a tail call that is another's. */
+#define UCCL_EP_NO_TAIL_CALL_ __asm__ volatile("")
+
 UCCL_EP_DEVICE uccl_ep_u64 active() {
-    return uccl_ep_emulation_active();
+    const uccl_ep_u64 mask = uccl_ep_emulation_active();
+    UCCL_EP_NO_TAIL_CALL_;
+    return mask;
 }
 UCCL_EP_DEVICE uccl_ep_u64 shuffle(uccl_ep_u64 mask, uccl_ep_u64 value, uccl_ep_u32 from) {
-    return uccl_ep_emulation_shuffle(mask, value, from);
+    const uccl_ep_u64 theirs = uccl_ep_emulation_shuffle(mask, value, from);
+    UCCL_EP_NO_TAIL_CALL_;
+    return theirs;
 }
 UCCL_EP_DEVICE uccl_ep_u64 ballot(uccl_ep_u64 mask, bool predicate) {
-    return uccl_ep_emulation_ballot(mask, predicate);
+    const uccl_ep_u64 votes = uccl_ep_emulation_ballot(mask, predicate);
+    UCCL_EP_NO_TAIL_CALL_;
+    return votes;
 }
 UCCL_EP_DEVICE void sync_warp(uccl_ep_u64 mask) {
     uccl_ep_emulation_sync_warp(mask);
+    UCCL_EP_NO_TAIL_CALL_;
 }
 UCCL_EP_DEVICE void sync_block() {
     uccl_ep_emulation_sync_block();
+    UCCL_EP_NO_TAIL_CALL_;
 }
 
 UCCL_EP_DEVICE uccl_ep_u32 lowest_bit(uccl_ep_u64 mask) {
@@ -160,6 +171,7 @@ UCCL_EP_DEVICE uccl_ep_u64 cycles() {
 }
 UCCL_EP_DEVICE void relax() {
     uccl_ep_emulation_relax();
+    UCCL_EP_NO_TAIL_CALL_;
 }
 UCCL_EP_DEVICE void *dynamic_shared() {
     return uccl_ep_emulation_self()->shared;

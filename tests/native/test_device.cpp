@@ -227,14 +227,14 @@ typedef std::function<void(bench &)> change;
 
 // A wait of each kind and scope: all callers get `expected` once `then` has happened, and none of them before.
 static void wait_until(int kind, uint32_t warp, ticket t, const change &before, const change &then,
-                       uccl_ep_status expected, uccl_ep_u64 timeout = 120 * second) {
+                       uccl_ep_status expected, uccl_ep_u64 timeout = bench_timeout) {
     for (int scope = ONE; scope <= BLOCK; scope++) {
         bench b(2, 4, 100, 2);
         b.c.timeout_ticks = timeout;
         b.producers[0].head = 108; // tickets 100 to 107 are given out
         before(b);
         auto results = std::make_unique<wait_results>();
-        const uint32_t n_threads = warp + warp / 2 + 1;
+        const uint32_t n_threads = warp + 1;
         std::atomic<bool> returned{false};
         std::thread kernel([&] {
             RUN((shape{warp, 1, n_threads, test_seed_value}), call_wait, b.c, kind, scope, t, results.get());
@@ -401,6 +401,9 @@ static void check_signal_values() {
         bench b(1, 2, 0, 4);
         uint64_t sum = 0;
         for (uint32_t bank = 0; bank < 4; bank++) sum += b.words[64 * bank + 3] = test_random(&rng);
+        // Also just past, and just before, the place where it wraps.
+        const uint64_t near_wrap = test_below(&rng, 10) - 5;
+        if (i % 2) b.words[3] += near_wrap - sum, sum = near_wrap;
         // Anything up to 2^63 - 1 behind is reached, also where the difference wraps; what is ahead is not.
         const uint64_t behind = test_random(&rng) >> (1 + test_below(&rng, 63));
         signal_results r = {};

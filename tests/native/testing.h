@@ -28,6 +28,7 @@
 static uint64_t test_seed_value = 1;
 static const char *test_name = "test";
 static char test_hang_text[256];
+static unsigned test_longest = ~0u; /* no watchdog of this process is set to more seconds */
 
 /* _exit: other threads may still be using what exit handlers would take away. */
 __attribute__((noreturn)) static inline void test_fail_now(void) {
@@ -69,6 +70,7 @@ static inline void test_on_alarm(int signal_number) {
 
 /* Start the watchdog afresh: the process fails when `seconds` pass without test_end. */
 static inline void test_deadline(unsigned seconds) {
+    if (seconds > test_longest) seconds = test_longest;
     snprintf(test_hang_text, sizeof(test_hang_text), "%s: not finished after %u s\nreplay: %s %" PRIu64 "\n", test_name,
              seconds, test_name, test_seed_value);
     signal(SIGALRM, test_on_alarm);
