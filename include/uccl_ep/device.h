@@ -88,27 +88,33 @@ UCCL_EP_DEVICE ticket refuse(const comm &c, status result, uccl_ep_u64 channel, 
     return UCCL_EP_NO_TICKET;
 }
 
-/* What ends a wait, besides what it waits for. Most turns only relax, the first ones all: the rest are reads of host
- * memory, one after the other, and most waits are over before one of them has come back. */
-struct patience {
-    uccl_ep_u64 end;
-    uccl_ep_u32 turns;
+#define UCCL_EP_LOOK_TICKS_ (1u << 14) /* 16 us where a tick is a nanosecond */
 
-    UCCL_EP_DEVICE bool looks() const { return turns % 64 == 0; }
+/* What ends a wait, besides what it waits for. It is looked at by the clock and rarely: each look is a read of host
+ * memory, and most waits are over before one would have come back. */
+struct patience {
+    uccl_ep_u64 end, next; /* of the wait; of its next look. 0: not set yet */
+    uccl_ep_u32 turns;
+    bool looked; /* in this turn: the caller may look at more */
 
     /* One turn. UCCL_EP_OK: go on. */
     UCCL_EP_DEVICE status turn(const comm &c) {
         platform::relax();
-        turns++;
-        if (turns != 1 && !looks()) return UCCL_EP_OK;
+        looked = false;
+        if (++turns % 16) return UCCL_EP_OK;
         const uccl_ep_u64 now = platform::clock();
-        if (turns == 1) {
+        if (!end) {
             end = now + c.timeout_ticks < now ? ~0ull : now + c.timeout_ticks;
+        } else if (now >= end && !UCCL_EP_DEVICE_FAULT(deadline_ignored)) {
+            return UCCL_EP_E_DEADLINE;
+        } else if (now >= next) {
+            looked = true;
+            if (platform::load_system(&c.control->aborted) && !UCCL_EP_DEVICE_FAULT(abort_ignored))
+                return UCCL_EP_E_ABORTED;
+        } else {
             return UCCL_EP_OK;
         }
-        if (now >= end && !UCCL_EP_DEVICE_FAULT(deadline_ignored)) return UCCL_EP_E_DEADLINE;
-        if (platform::load_system(&c.control->aborted) && !UCCL_EP_DEVICE_FAULT(abort_ignored))
-            return UCCL_EP_E_ABORTED;
+        next = now + UCCL_EP_LOOK_TICKS_;
         return UCCL_EP_OK;
     }
 };
@@ -123,18 +129,15 @@ UCCL_EP_DEVICE status check_channel(const comm &c, uccl_ep_u32 channel) {
 /* Until the slots of tickets first .. first + n - 1 are free. */
 UCCL_EP_DEVICE status wait_for_space(const comm &c, const uccl_ep_ring &ring, ticket first, uccl_ep_u64 n) {
     const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
-    /* Differences, not comparisons: tickets may wrap. The cache is acquired: who wrote it had acquired the tail. */
-    if (first + n - platform::load_acquire_device(&ring.producer->tail_cache) <= slots) return UCCL_EP_OK;
     if (UCCL_EP_DEVICE_FAULT(overwrite_full_ring)) return UCCL_EP_OK;
-    for (patience p = {0, 0};;) {
+    for (patience p = {};;) {
         const uccl_ep_u64 tail = platform::load_acquire_system(&ring.counters->tail);
         if (first + n - tail <= slots) {
             platform::store_release_device(&ring.producer->tail_cache, tail);
             return UCCL_EP_OK;
         }
         status result = p.turn(c);
-        if (result == UCCL_EP_OK && p.looks() &&
-            platform::load_system(&ring.counters->status) == UCCL_EP_CHANNEL_CLOSED)
+        if (p.looked && result == UCCL_EP_OK && platform::load_system(&ring.counters->status) == UCCL_EP_CHANNEL_CLOSED)
             result = UCCL_EP_E_CLOSED;
         if (result != UCCL_EP_OK) {
             /* Reserved and never stored: the ring cannot go past it. */
@@ -144,28 +147,33 @@ UCCL_EP_DEVICE status wait_for_space(const comm &c, const uccl_ep_ring &ring, ti
     }
 }
 
-/* The lanes of g, and no others, each with its command: consecutive tickets in the order of lanes. No more lanes than
- * the ring has slots. All get a ticket, or none. */
-UCCL_EP_DEVICE ticket post_lanes(const comm &c, uccl_ep_u32 channel, const lanes &g, const uccl_ep_words &words) {
-    const uccl_ep_ring ring = c.rings[channel];
+/*
+ * The lanes of g, and no others, each with its command: consecutive tickets in the order of lanes. No more lanes than
+ * the ring has slots. All get a ticket, or none.
+ *
+ * The cached tail is read beside the addition, not after it, and by every lane, so that the fence before a lane's store
+ * makes an acquire of its own read: who wrote the cache had acquired the tail. A tail that one lane waits for is
+ * acquired by that lane, and sync_warp hands it on. Differences, not comparisons: tickets may wrap.
+ */
+UCCL_EP_DEVICE ticket post_lanes(const comm &c, const uccl_ep_ring &ring, const lanes &g, const uccl_ep_words &words) {
     const bool alone = UCCL_EP_DEVICE_FAULT(lanes_wait_alone);
     const uccl_ep_u32 n = alone ? 1 : g.count;
-    uccl_ep_u64 first = 0, ok = 1;
-    if (alone || g.leads()) {
-        first = platform::add_device(&ring.producer->head, n);
-        ok = wait_for_space(c, ring, first, n) == UCCL_EP_OK;
+    const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
+    const uccl_ep_u64 tail = platform::load_device(&ring.producer->tail_cache);
+    uccl_ep_u64 first = 0;
+    if (alone || g.leads()) first = platform::add_device(&ring.producer->head, n);
+    if (g.count > 1 && !alone) first = platform::shuffle(g.mask, first, g.leader);
+    if (platform::ballot(g.mask, first + n - tail <= slots) != g.mask) {
+        uccl_ep_u64 ok = 1;
+        if (alone || g.leads()) ok = wait_for_space(c, ring, first, n) == UCCL_EP_OK;
+        platform::sync_warp(g.mask);
+        if (!alone) ok = platform::shuffle(g.mask, ok, g.leader);
+        if (!ok) return UCCL_EP_NO_TICKET;
     }
-    if (g.count > 1) {
-        platform::sync_warp(g.mask); /* the leader's acquire is now all theirs */
-        if (!alone) {
-            first = platform::shuffle(g.mask, first, g.leader) + g.index;
-            ok = platform::shuffle(g.mask, ok, g.leader);
-        }
-    }
-    if (!ok) return UCCL_EP_NO_TICKET;
+    if (!alone) first += g.index;
     const uccl_ep_u64 parity = uccl_ep_ring_parity(ring.log2_slots, first);
     if (!UCCL_EP_DEVICE_FAULT(no_fence)) platform::fence_system();
-    platform::store_command(&ring.slots[first & (uccl_ep_ring_slots(&ring) - 1)],
+    platform::store_command(&ring.slots[first & (slots - 1)],
                             words.word[0] | (UCCL_EP_DEVICE_FAULT(parity_in_one_word) ? 0 : parity),
                             words.word[1] | parity);
     return first;
@@ -175,17 +183,17 @@ UCCL_EP_DEVICE ticket post_lanes(const comm &c, uccl_ep_u32 channel, const lanes
  * holds. The loop is the same for all of them: none leaves it while others still have to post. */
 UCCL_EP_DEVICE ticket post_one(const comm &c, uccl_ep_u32 channel, const uccl_ep_words &words) {
     const lanes all = lanes_of(platform::active());
-    if (all.count == 1) return post_lanes(c, channel, all, words);
-    const uccl_ep_u64 slots = 1ull << c.rings[channel].log2_slots;
+    const uccl_ep_ring ring = c.rings[channel];
+    if (all.count == 1) return post_lanes(c, ring, all, words);
     ticket mine = UCCL_EP_NO_TICKET;
     for (uccl_ep_u64 left = all.mask; left;) {
         const uccl_ep_u32 leader = platform::lowest_bit(left);
         const uccl_ep_u32 theirs = (uccl_ep_u32)platform::shuffle(all.mask, channel, leader);
-        const uccl_ep_u64 room = platform::shuffle(all.mask, slots, leader);
+        const uccl_ep_u64 room = platform::shuffle(all.mask, uccl_ep_ring_slots(&ring), leader);
         const bool waits = left >> platform::lane() & 1 && channel == theirs;
         const uccl_ep_u64 alike = platform::ballot(all.mask, waits);
         const uccl_ep_u64 together = platform::ballot(all.mask, waits && lanes_of(alike).index < room);
-        if (together >> platform::lane() & 1) mine = post_lanes(c, channel, lanes_of(together), words);
+        if (together >> platform::lane() & 1) mine = post_lanes(c, ring, lanes_of(together), words);
         left &= ~together;
     }
     return mine;
@@ -338,13 +346,16 @@ UCCL_EP_DEVICE ticket post(const comm &c, uccl_ep_u32 channel, const uccl_ep_wor
 UCCL_EP_DEVICE ticket post_many_warp(const comm &c, uccl_ep_u32 channel, const uccl_ep_words &words, bool active) {
     const uccl_ep_u64 who = platform::ballot(platform::present(), active);
     status result = detail::check_channel(c, channel);
-    if (result == UCCL_EP_OK && platform::count_bits(who) > uccl_ep_ring_slots(&c.rings[channel]))
-        result = UCCL_EP_E_RANGE;
+    uccl_ep_ring ring = {};
+    if (result == UCCL_EP_OK) {
+        ring = c.rings[channel];
+        if (platform::count_bits(who) > uccl_ep_ring_slots(&ring)) result = UCCL_EP_E_RANGE;
+    }
     ticket mine = UCCL_EP_NO_TICKET;
     if (active) {
         const detail::lanes g = detail::lanes_of(who);
         if (result == UCCL_EP_OK) {
-            mine = detail::post_lanes(c, channel, g, words);
+            mine = detail::post_lanes(c, ring, g, words);
         } else if (g.leads()) {
             detail::refuse(c, result, channel, UCCL_EP_NOWHERE_, g.count);
         }
@@ -418,46 +429,54 @@ UCCL_EP_DEVICE status look(const comm &c, const uccl_ep_ring &ring, ticket t, bo
     return UCCL_EP_IN_PROGRESS;
 }
 
+UCCL_EP_DEVICE uccl_ep_device_what quiet_kind(bool source) {
+    return source ? UCCL_EP_DEVICE_QUIET_SOURCE : UCCL_EP_DEVICE_QUIET;
+}
+
 UCCL_EP_DEVICE status wait_ticket(const comm &c, const uccl_ep_ring &ring, ticket t, bool source, patience *p) {
-    const uccl_ep_device_what what = source ? UCCL_EP_DEVICE_QUIET_SOURCE : UCCL_EP_DEVICE_QUIET;
     for (;;) {
         uccl_ep_u64 seen;
-        status result = look(c, ring, t, source, p->turns && p->looks(), &seen);
+        status result = look(c, ring, t, source, p->looked, &seen);
         if (result == UCCL_EP_OK) return result;
         if (result == UCCL_EP_IN_PROGRESS) result = p->turn(c);
-        if (result != UCCL_EP_OK) return fail(c, result, what, ring.channel, t, UCCL_EP_NOWHERE_, t + 1, seen);
+        if (result != UCCL_EP_OK)
+            return fail(c, result, quiet_kind(source), ring.channel, t, UCCL_EP_NOWHERE_, t + 1, seen);
     }
 }
 
-/* A ticket that was given out on this channel. */
-UCCL_EP_DEVICE status check_ticket(const comm &c, uccl_ep_u32 channel, ticket t) {
-    const status result = check_channel(c, channel);
-    if (result != UCCL_EP_OK) return result;
-    const uccl_ep_ring &ring = c.rings[channel];
-    const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
-    return (long long)(head - t) > 0 && (long long)(t - ring.first_ticket) >= 0 ? UCCL_EP_OK : UCCL_EP_E_RANGE;
+/* A ticket that was given out, when the head was here. */
+UCCL_EP_DEVICE bool given_out(const uccl_ep_ring &ring, uccl_ep_u64 head, ticket t) {
+    return (long long)(head - t) > 0 && (long long)(t - ring.first_ticket) >= 0;
 }
 
 UCCL_EP_DEVICE status quiet_ticket(const comm &c, uccl_ep_u32 channel, ticket t, bool source) {
     if (t == UCCL_EP_NO_TICKET) return not_posted(c);
-    const status result = check_ticket(c, channel, t);
-    if (result != UCCL_EP_OK)
-        return fail(c, result, source ? UCCL_EP_DEVICE_QUIET_SOURCE : UCCL_EP_DEVICE_QUIET, channel, t,
-                    UCCL_EP_NOWHERE_, 0, 0);
-    const uccl_ep_ring ring = c.rings[channel];
-    patience p = {0, 0};
-    return wait_ticket(c, ring, t, source, &p);
+    status result = check_channel(c, channel);
+    if (result == UCCL_EP_OK) {
+        const uccl_ep_ring ring = c.rings[channel];
+        /* Read beside the counters: what is looked at first is often enough. */
+        const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
+        uccl_ep_u64 seen;
+        result = look(c, ring, t, source, false, &seen);
+        if (given_out(ring, head, t)) {
+            if (result == UCCL_EP_OK) return result;
+            patience p = {};
+            return wait_ticket(c, ring, t, source, &p);
+        }
+        result = UCCL_EP_E_RANGE;
+    }
+    return fail(c, result, quiet_kind(source), channel, t, UCCL_EP_NOWHERE_, 0, 0);
 }
 
-/* All tickets that were given out before the call. */
+/* All tickets that were given out before the call. Where none was, the counters stand behind the last one of them all
+ * the same. */
 UCCL_EP_DEVICE status quiet_channel(const comm &c, uccl_ep_u32 channel, bool source, patience *p) {
     const status result = check_channel(c, channel);
     if (result != UCCL_EP_OK)
-        return fail(c, result, source ? UCCL_EP_DEVICE_QUIET_SOURCE : UCCL_EP_DEVICE_QUIET, channel, UCCL_EP_NO_TICKET,
-                    UCCL_EP_NOWHERE_, 0, 0);
+        return fail(c, result, quiet_kind(source), channel, UCCL_EP_NO_TICKET, UCCL_EP_NOWHERE_, 0, 0);
     const uccl_ep_ring ring = c.rings[channel];
     const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
-    return head == ring.first_ticket ? UCCL_EP_OK : wait_ticket(c, ring, head - 1, source, p);
+    return wait_ticket(c, ring, head - 1, source, p);
 }
 
 } // namespace detail
@@ -475,7 +494,7 @@ UCCL_EP_DEVICE status quiet_block(const comm &c, uccl_ep_u32 channel, ticket t) 
 
 /* Until all tickets of the channel that were given out before the call are complete. */
 UCCL_EP_DEVICE status quiet(const comm &c, uccl_ep_u32 channel) {
-    detail::patience p = {0, 0};
+    detail::patience p = {};
     return detail::quiet_channel(c, channel, false, &p);
 }
 UCCL_EP_DEVICE status quiet_warp(const comm &c, uccl_ep_u32 channel) {
@@ -496,7 +515,7 @@ UCCL_EP_DEVICE status quiet_source_block(const comm &c, uccl_ep_u32 channel, tic
     return detail::once_a_block([&] { return quiet_source(c, channel, t); });
 }
 UCCL_EP_DEVICE status quiet_source(const comm &c, uccl_ep_u32 channel) {
-    detail::patience p = {0, 0};
+    detail::patience p = {};
     return detail::quiet_channel(c, channel, true, &p);
 }
 UCCL_EP_DEVICE status quiet_source_warp(const comm &c, uccl_ep_u32 channel) {
@@ -508,7 +527,7 @@ UCCL_EP_DEVICE status quiet_source_block(const comm &c, uccl_ep_u32 channel) {
 
 /* quiet over all channels that a device posts to, with one deadline (QUI-2). */
 UCCL_EP_DEVICE status quiet_all(const comm &c) {
-    detail::patience p = {0, 0};
+    detail::patience p = {};
     for (uccl_ep_u32 channel = 0; channel < c.channels; channel++) {
         const status result = detail::quiet_channel(c, channel, false, &p);
         if (result != UCCL_EP_OK) return result;
@@ -526,8 +545,13 @@ UCCL_EP_DEVICE status quiet_all_block(const comm &c) {
 UCCL_EP_DEVICE status test(const comm &c, uccl_ep_u32 channel, ticket t) {
     if (t == UCCL_EP_NO_TICKET) return detail::not_posted(c);
     uccl_ep_u64 seen = 0;
-    status result = detail::check_ticket(c, channel, t);
-    if (result == UCCL_EP_OK) result = detail::look(c, c.rings[channel], t, false, true, &seen);
+    status result = detail::check_channel(c, channel);
+    if (result == UCCL_EP_OK) {
+        const uccl_ep_ring ring = c.rings[channel];
+        const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
+        result = detail::look(c, ring, t, false, true, &seen);
+        if (!detail::given_out(ring, head, t)) result = UCCL_EP_E_RANGE;
+    }
     if (result < 0) detail::fail(c, result, UCCL_EP_DEVICE_QUIET, channel, t, UCCL_EP_NOWHERE_, t + 1, seen);
     return result;
 }
@@ -563,7 +587,7 @@ UCCL_EP_DEVICE status wait_signal(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 v
     status result = detail::check_slot(c, slot);
     uccl_ep_u64 word = 0;
     bool lost = false;
-    for (detail::patience p = {0, 0}; result == UCCL_EP_OK;) {
+    for (detail::patience p = {}; result == UCCL_EP_OK;) {
         word = detail::signal_value(c, slot);
         const bool reached = UCCL_EP_DEVICE_FAULT(value_not_distance) ? word >= value : (long long)(word - value) >= 0;
         if (reached) break;
@@ -572,7 +596,7 @@ UCCL_EP_DEVICE status wait_signal(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 v
             result = UCCL_EP_E_PEER_LOST;
         } else {
             result = p.turn(c);
-            if (result == UCCL_EP_OK && p.looks()) lost = platform::load_acquire_system(&c.control->lost) != 0;
+            if (p.looked) lost = platform::load_acquire_system(&c.control->lost) != 0;
         }
     }
     if (seen) *seen = word;

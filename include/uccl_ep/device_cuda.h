@@ -70,16 +70,42 @@ UCCL_EP_CUDA_LOAD_(load_system, uccl_ep_u64, "l", "ld.relaxed.sys.b64")
 UCCL_EP_CUDA_LOAD_(load_device, uccl_ep_u64, "l", "ld.relaxed.gpu.b64")
 UCCL_EP_CUDA_LOAD_(load_acquire_system, uccl_ep_u64, "l", "ld.acquire.sys.b64")
 UCCL_EP_CUDA_LOAD_(load_acquire_device, uccl_ep_u64, "l", "ld.acquire.gpu.b64")
-UCCL_EP_CUDA_LOAD_(load_acquire_block, uccl_ep_u64, "l", "ld.acquire.cta.b64")
 UCCL_EP_CUDA_STORE_(store_system, uccl_ep_u64, "l", "st.relaxed.sys.b64")
 UCCL_EP_CUDA_STORE_(store_release_system, uccl_ep_u64, "l", "st.release.sys.b64")
 UCCL_EP_CUDA_STORE_(store_release_device, uccl_ep_u64, "l", "st.release.gpu.b64")
-UCCL_EP_CUDA_STORE_(store_block, uccl_ep_u64, "l", "st.relaxed.cta.b64")
-UCCL_EP_CUDA_STORE_(store_release_block, uccl_ep_u64, "l", "st.release.cta.b64")
 UCCL_EP_CUDA_CHANGE_(add_device, uccl_ep_u64, "l", "atom.relaxed.gpu.add.u64")
 UCCL_EP_CUDA_CHANGE_(exchange_device, uccl_ep_u32, "r", "atom.relaxed.gpu.exch.b32")
-UCCL_EP_CUDA_CHANGE_(add_block, uccl_ep_u64, "l", "atom.relaxed.cta.add.u64")
-UCCL_EP_CUDA_CHANGE_(or_block, uccl_ep_u64, "l", "atom.relaxed.cta.or.b64")
+/* What is for the block lies in shared memory: generic addresses would make its atomics slow. */
+UCCL_EP_DEVICE uccl_ep_u32 in_shared(const uccl_ep_u64 *address) {
+    return (uccl_ep_u32)__cvta_generic_to_shared(address);
+}
+UCCL_EP_DEVICE uccl_ep_u64 load_acquire_block(const uccl_ep_u64 *address) {
+    uccl_ep_u64 value;
+    asm volatile("ld.acquire.cta.shared.b64 %0, [%1];" : "=l"(value) : "r"(in_shared(address)) : "memory");
+    return value;
+}
+UCCL_EP_DEVICE void store_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+    asm volatile("st.relaxed.cta.shared.b64 [%0], %1;" ::"r"(in_shared(address)), "l"(value) : "memory");
+}
+UCCL_EP_DEVICE void store_release_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+    asm volatile("st.release.cta.shared.b64 [%0], %1;" ::"r"(in_shared(address)), "l"(value) : "memory");
+}
+UCCL_EP_DEVICE uccl_ep_u64 add_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+    uccl_ep_u64 old;
+    asm volatile("atom.relaxed.cta.shared.add.u64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "r"(in_shared(address)), "l"(value)
+                 : "memory");
+    return old;
+}
+UCCL_EP_DEVICE uccl_ep_u64 or_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+    uccl_ep_u64 old;
+    asm volatile("atom.relaxed.cta.shared.or.b64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "r"(in_shared(address)), "l"(value)
+                 : "memory");
+    return old;
+}
 #undef UCCL_EP_CUDA_LOAD_
 #undef UCCL_EP_CUDA_STORE_
 #undef UCCL_EP_CUDA_CHANGE_
@@ -148,9 +174,9 @@ UCCL_EP_DEVICE uccl_ep_u64 clock() {
 UCCL_EP_DEVICE uccl_ep_u64 cycles() {
     return (uccl_ep_u64)clock64();
 }
-UCCL_EP_DEVICE void relax() {
-    asm volatile("nanosleep.u32 20;");
-}
+/* A wait reads host memory, for 0.7 us a turn, or shared memory, where a turn should be short: nanosleep, at its least,
+ * takes longer than what most waits wait for. */
+UCCL_EP_DEVICE void relax() {}
 UCCL_EP_DEVICE void *dynamic_shared() {
     extern __shared__ __align__(16) unsigned char uccl_ep_dynamic_shared[];
     return uccl_ep_dynamic_shared;

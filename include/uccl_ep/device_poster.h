@@ -125,8 +125,9 @@ struct poster {
             if (all.leads()) detail::refuse(c, result, channel, UCCL_EP_NOWHERE_, 0);
             return fail_all(c, all, result);
         }
-        const uccl_ep_u64 slots = uccl_ep_ring_slots(&c.rings[channel]);
-        detail::patience idle = {0, 0};
+        const uccl_ep_ring ring = c.rings[channel];
+        const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
+        detail::patience idle = {};
         for (uccl_ep_u64 tail = 0;;) {
             const uccl_ep_u64 at = tail + all.index;
             const uccl_ep_u32 place = (uccl_ep_u32)(at % places);
@@ -140,7 +141,7 @@ struct poster {
                 ticket t = 0;
                 if (mine) {
                     const uccl_ep_words words = {{word0[place], word1[place]}};
-                    t = detail::post_lanes(c, channel, detail::lanes_of(n < 64 ? (1ull << n) - 1 : ~0ull), words);
+                    t = detail::post_lanes(c, ring, detail::lanes_of(n < 64 ? (1ull << n) - 1 : ~0ull), words);
                 }
                 if (platform::ballot(all.mask, t == UCCL_EP_NO_TICKET && mine))
                     return fail_all(c, all, detail::not_posted(c));
@@ -151,7 +152,7 @@ struct poster {
                     hand_over(place, 4 * (at + places));
                 }
                 tail += n;
-                idle.turns = 0;
+                idle = {};
                 continue;
             }
             if (platform::ballot(all.mask, platform::load_acquire_block(&end) == tail)) return UCCL_EP_OK;
@@ -194,7 +195,7 @@ struct poster {
 
     /* Until all lanes of g see the turn they wait for: none goes on alone. */
     UCCL_EP_DEVICE status wait_for_turn(const comm &c, const detail::lanes &g, uccl_ep_u32 place, uccl_ep_u64 value) {
-        detail::patience p = {0, 0};
+        detail::patience p = {};
         for (;;) {
             const bool mine = platform::load_acquire_block(&turn[place]) == value;
             if (platform::ballot(g.mask, mine) == g.mask) return UCCL_EP_OK;

@@ -455,6 +455,25 @@ static void check_aborted() {
     CHECK_EQ(yes, 1);
 }
 
+UCCL_EP_KERNEL void be_patient(comm c, uccl_ep_u32 turns, int *n, uccl_ep_status *s) {
+    detail::patience p = {};
+    p.turns = turns;
+    for (*n = 0, *s = UCCL_EP_OK; *s == UCCL_EP_OK; ++*n) *s = p.turn(c);
+}
+
+// LIM-1: a wait may last longer than its turns can be counted.
+static void check_patience() {
+    bench b(1, 2);
+    b.c.timeout_ticks = 0;
+    for (const uint32_t turns : {0u, ~0u, ~0u - 15, ~0u - 20}) {
+        int n = 0;
+        uccl_ep_status s = UCCL_EP_OK;
+        RUN((shape{1, 1, 1}), be_patient, b.c, turns, &n, &s);
+        CHECK_EQ(s, UCCL_EP_E_DEADLINE);
+        CHECK(n <= 64, "%d turns", n);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 300);
     for (const uint32_t warp : warp_widths) {
@@ -469,5 +488,6 @@ int main(int argc, char **argv) {
     check_signal_values();
     check_first_error_wins();
     check_aborted();
+    check_patience();
     return test_end();
 }

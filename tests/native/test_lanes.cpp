@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// test_emulation.cpp: lanes part and meet as on hardware, blocks run together, and what cannot go on is reported.
+// test_lanes.cpp: lanes part and meet as on hardware, blocks run together, and what cannot go on is reported.
 #include "device_bench.h"
 
 using namespace uccl_ep::platform;
