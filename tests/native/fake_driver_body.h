@@ -283,11 +283,18 @@ static void carry_out(stream *s, unsigned n) {
     }
 }
 
+static bool works_on(const stream *s, const area *a) {
+    for (const work *w = s->first; w; w = w->next)
+        if ((uintptr_t)w->to - a->base < a->bytes || (uintptr_t)w->from - a->base < a->bytes) return true;
+    return false;
+}
+
 static int fake_free(void *address) {
     pthread_mutex_lock(&big);
     area *a = area_of(address, 1, false);
-    for (unsigned i = 0; i < sizeof streams / sizeof *streams; i++)
-        if (streams[i].used) carry_out(&streams[i], UINT32_MAX); /* the real ones wait, too */
+    /* The real ones wait for all. */
+    for (unsigned i = 0; i < sizeof streams / sizeof *streams && a; i++)
+        if (streams[i].used && works_on(&streams[i], a)) carry_out(&streams[i], UINT32_MAX);
     if (current_device() < 0 || !a || a->imported || a->base != (uintptr_t)address) return end(E_INVALID);
     unmap_area(a);
     fake.allocations--;
