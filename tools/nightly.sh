@@ -3,27 +3,39 @@
 #
 # nightly.sh [FIRST_SEED] [FOLDER]: what takes hours, on an installed uccl-ep. Prints where reports are; exit status 1 if
 # anything was found. Seeds begin at today's date unless told otherwise, so that every night looks at other runs; what a
-# night finds names the seed that replays it.
+# night finds names the seed that replays it. PERCENT=1 makes every campaign a hundredth as long, for trying it out.
 set -u
+percent=${PERCENT:-100}
 first=${1:-$(date +%Y%m%d)00000}
 folder=${2:-build/nightly}
 mkdir -p "$folder" || exit 2
 bad=0
 
+of() { # so much of it, and at least 1
+    n=$(($1 * percent / 100))
+    echo $((n > 0 ? n : 1))
+}
+
 step() { # name, then a command
     name=$1
     shift
     printf 'nightly: %s\n' "$*"
+    began=$(date +%s)
     "$@" >"$folder/$name.txt" 2>&1 || { bad=1; printf 'nightly: FAILED: see %s\n' "$folder/$name.txt"; tail -40 "$folder/$name.txt"; }
+    printf 'nightly: %s took %s s\n' "$name" "$(($(date +%s) - began))"
 }
 
 # 10^5 seeds a profile, as many with faults in one of four, and as many on NICs of no vendor.
-step random uccl-ep explore --profile all --seeds 100000 --seed "$first" --json "$folder/random.json"
-step faults uccl-ep explore --profile all --seeds 100000 --seed "$first" --faults --json "$folder/faults.json"
-step any-nic uccl-ep explore --profile all --seeds 100000 --seed "$first" --faults --any-nic --json "$folder/any-nic.json"
-# All schedules of the small programs: every order of the NICs' events, and, as far as so many runs go, of ranks too.
-step events uccl-ep explore --profile all --exhaustive --events --runs 200000 --json "$folder/events.json"
-step exhaustive uccl-ep explore --profile all --exhaustive --runs 200000 --json "$folder/exhaustive.json"
-step wrong uccl-ep explore --profile all --wrong --seeds 1000 --seed "$first" --json "$folder/wrong.json"
+step random uccl-ep explore --profile all --seeds "$(of 100000)" --seed "$first" --json "$folder/random.json"
+step faults uccl-ep explore --profile all --seeds "$(of 100000)" --seed "$first" --faults --json "$folder/faults.json"
+step any-nic uccl-ep explore --profile all --seeds "$(of 100000)" --seed "$first" --faults --any-nic \
+    --json "$folder/any-nic.json"
+# All schedules of the small programs, or as many as lie near the first ones: of ranks that are prompt, and of slow ones;
+# and with a piece that lands twice and a doorbell that is lost.
+step events uccl-ep explore --profile all --exhaustive --events --runs "$(of 50000)" --json "$folder/events.json"
+step exhaustive uccl-ep explore --profile all --exhaustive --runs "$(of 50000)" --json "$folder/exhaustive.json"
+step twice uccl-ep explore --profile efa3 --profile thor2 --profile pollara --exhaustive --duplicates 1 --lost-doorbells 1 \
+    --runs "$(of 50000)" --json "$folder/twice.json"
+step wrong uccl-ep explore --profile all --wrong --seeds "$(of 1000)" --seed "$first" --json "$folder/wrong.json"
 step suite uccl-ep conformance --backend sim --profile all --level full --seed "$first" --json "$folder/suite.json"
 exit $bad

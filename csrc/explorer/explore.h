@@ -45,15 +45,30 @@ typedef struct shrunk {
 } shrunk;
 void shrink(runner *r, drawn *what, run_options *o, run_result *result, shrunk *s, uint32_t most_runs);
 
-/* exhaustive.c */
+/* exhaustive.c: bounds are of each run. */
+typedef struct exhaust_options {
+    uint64_t most_runs;
+    uint32_t duplicates, lost_doorbells; /* at most so many */
+    bool reduce;
+    bool through_claims; /* a claim that fails ends only its run */
+} exhaust_options;
+typedef struct seen_set { /* outcomes, by hash: open addressing */
+    uint64_t *table, size, used;
+} seen_set;
 typedef struct exhausted {
-    uint64_t runs, states, merged, choices_deepest;
-    bool complete;  /* all schedules, up to those that differ in the order of what does not meet */
-    run_result bad; /* the first one; outcome RUN_ALLOWED: none */
+    uint64_t runs, blocked, steps_deepest;
+    uint64_t claims;
+    uint32_t turned; /* if not complete: so many races at most are the other way round than in two first runs */
+    bool too_large;  /* more steps, or more alternatives of one, than there is room for */
+    seen_set seen;   /* the caller frees its table */
+    bool complete;   /* all schedules within the bounds, up to those that differ in the order of what does not meet */
+    run_result bad;  /* the first one; outcome RUN_ALLOWED: none */
     uint32_t n_script;
     uint32_t script[MAX_SCRIPT];
 } exhausted;
 /* Not 0: no memory. */
-int exhaust(runner *r, const program *p, const run_options *o, uint64_t most_runs, exhausted *out);
+int exhaust(runner *r, const program *p, const run_options *o, const exhaust_options *options, exhausted *out);
+int set_add(seen_set *set, uint64_t hash); /* 1: new, 0: known, -1: no memory */
+bool set_has(const seen_set *set, uint64_t hash);
 
 #endif

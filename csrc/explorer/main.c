@@ -6,7 +6,8 @@
  *
  *   random       profile= seeds= seed= [program= faults=1 nic=1 shrink=N]  seeds in a row; ends at the first finding
  *   replay       profile= seed= [program= faults=1 nic=1 choices=0,1,..]    one run, with its history
- *   exhaustive   profile= program= [runs=N choose_run=0]                    all schedules of one program
+ *   exhaustive   profile= program= [runs=N choose_run=0]                    all schedules of one program, of each
+ *                [duplicates=N lost=N reduce=0]                 run within bounds; or without leaving anything out
  *   wrong        profile= program= [seeds=N]                    how often a program that breaks its duty is caught
  *   scale        profile= ranks= [pattern=sparse|full|idle]                 many ranks in one process
  *   list                                                                    programs and profiles
@@ -27,13 +28,15 @@
 
 static struct {
     const char *profile, *program, *knobs, *choices, *pattern, *faults_text;
-    uint64_t seeds, seed, faults, shrink, runs, choose_run, ranks, rounds, strategy, trace, nic;
+    uint64_t seeds, seed, faults, shrink, runs, choose_run, ranks, rounds, strategy, trace, nic, duplicates, lost,
+        reduce;
 } options = {.profile = "connectx",
              .seeds = 1000,
              .seed = 1,
              .shrink = 400,
              .runs = 20000,
              .choose_run = 1,
+             .reduce = 1,
              .ranks = 4096,
              .rounds = 1,
              .pattern = "sparse"};
@@ -59,23 +62,16 @@ static void parse(int count, char **arguments) {
         const char *name;
         uint64_t *number;
         const char **text;
-    } known[] = {{"profile", NULL, &options.profile},
-                 {"program", NULL, &options.program},
-                 {"knobs", NULL, &options.knobs},
-                 {"choices", NULL, &options.choices},
-                 {"pattern", NULL, &options.pattern},
-                 {"fault", NULL, &options.faults_text},
-                 {"seeds", &options.seeds, NULL},
-                 {"seed", &options.seed, NULL},
-                 {"faults", &options.faults, NULL},
-                 {"shrink", &options.shrink, NULL},
-                 {"runs", &options.runs, NULL},
-                 {"choose_run", &options.choose_run, NULL},
-                 {"ranks", &options.ranks, NULL},
-                 {"rounds", &options.rounds, NULL},
-                 {"strategy", &options.strategy, NULL},
-                 {"trace", &options.trace, NULL},
-                 {"nic", &options.nic, NULL}};
+    } known[] = {{"profile", NULL, &options.profile},   {"program", NULL, &options.program},
+                 {"knobs", NULL, &options.knobs},       {"choices", NULL, &options.choices},
+                 {"pattern", NULL, &options.pattern},   {"fault", NULL, &options.faults_text},
+                 {"seeds", &options.seeds, NULL},       {"seed", &options.seed, NULL},
+                 {"faults", &options.faults, NULL},     {"shrink", &options.shrink, NULL},
+                 {"runs", &options.runs, NULL},         {"choose_run", &options.choose_run, NULL},
+                 {"ranks", &options.ranks, NULL},       {"rounds", &options.rounds, NULL},
+                 {"strategy", &options.strategy, NULL}, {"trace", &options.trace, NULL},
+                 {"nic", &options.nic, NULL},           {"duplicates", &options.duplicates, NULL},
+                 {"lost", &options.lost, NULL},         {"reduce", &options.reduce, NULL}};
     for (int i = 0; i < count; i++) {
         char *equals = strchr(arguments[i], '=');
         if (!equals) die("'%s' is not key=value", arguments[i]);
@@ -314,14 +310,20 @@ static int exhaustive_mode(runner *r, const char *backend) {
                      .seed = options.seed,
                      .strategy = (uint32_t)options.strategy};
     const double began = seconds_now();
-    if (exhaust(r, p, &o, options.runs, &e)) die("no memory for the states of this program");
+    const exhaust_options bounds = {.most_runs = options.runs,
+                                    .duplicates = (uint32_t)options.duplicates,
+                                    .lost_doorbells = (uint32_t)options.lost,
+                                    .reduce = options.reduce != 0};
+    if (exhaust(r, p, &o, &bounds, &e)) die("no memory for the schedules of this program");
     fputs("{\"type\": \"exhaustive\"", stdout);
     json_field("profile", options.profile);
     json_field("name", p->name);
     json_field("knobs", knobs);
-    printf(", \"operations\": %u, \"runs\": %" PRIu64 ", \"states\": %" PRIu64 ", \"merged\": %" PRIu64
-           ", \"deepest\": %" PRIu64 ", \"complete\": %s, \"seconds\": %.3f",
-           program_operations(p), e.runs, e.states, e.merged, e.choices_deepest, e.complete ? "true" : "false",
+    printf(", \"operations\": %u, \"runs\": %" PRIu64 ", \"blocked\": %" PRIu64 ", \"outcomes\": %" PRIu64
+           ", \"deepest\": %" PRIu64 ", \"duplicates\": %u, \"lost_doorbells\": %u, \"complete\": %s, \"reversed\": "
+           "%u, \"too_large\": %s, \"seconds\": %.3f",
+           program_operations(p), e.runs, e.blocked, e.seen.used, e.steps_deepest, bounds.duplicates,
+           bounds.lost_doorbells, e.complete ? "true" : "false", e.turned, e.too_large ? "true" : "false",
            seconds_now() - began);
     const bool bad = run_is_bad(&e.bad);
     if (bad) {

@@ -42,6 +42,9 @@ void record(runner *r, uccl_ep_model_event e, const uint64_t *words) {
     r->history_hash =
         mix(mix(r->history_hash, e.kind << 8 | e.rank), mix(e.value, e.ticket ^ (uint64_t)e.status << 32));
     for (uint64_t i = 0; words && i < e.bytes / 8; i++) r->history_hash = mix(r->history_hash, words[i]);
+    uint64_t *seen = &r->actors[e.rank].seen_hash;
+    *seen = mix(mix(*seen, e.kind), mix(e.value, e.ticket ^ (uint64_t)e.status << 32));
+    for (uint64_t i = 0; words && i < e.bytes / 8; i++) *seen = mix(*seen, words[i]);
     if (uccl_ep_model_add(r->model, &e, words))
         finish(r, RUN_BROKEN, "", "the model takes no such event: %s", uccl_ep_model_error(r->model));
 }
@@ -305,58 +308,56 @@ static bool do_op(actor *a, const litmus_op *o) {
     }
 }
 
-/* What the model is told of meets in the history: a wait that
- * succeeded says something of all that is seen behind it, by whomever, so waits and sights are kept in their order;
- * sights among themselves are not. Posts and stores of a program that keeps its duties are behind what they follow by
- * their own rank's order or by what it saw. */
-enum told { TOLD_NOTHING = 0, TOLD_SIGHT, TOLD_WAIT };
-
-static enum told tells(const litmus_op *o) {
-    if (!o) return TOLD_WAIT; /* the last quiet */
-    switch (o->kind) {
-    case OP_READ:
-    case OP_SEE:
-    case OP_WAIT:
-        return TOLD_SIGHT;
+/* What an operation meets. What the model is told meets in the history: a wait that succeeded says something of all
+ * that is seen behind it, by whomever. Waits among themselves, and sights, commute. Posts and stores of a program that
+ * keeps its duties are behind what they follow by their own rank's order or by what it saw. */
+static footprint meets(const actor *a, const litmus_op *o) {
+    const runner *r = a->r;
+    const uint32_t self = a->rank;
+    const uintptr_t at = o ? (uintptr_t)&a->heap[offset_of(r, o->to, o->at) / 8] : 0;
+    footprint f = {.writes = ACTOR(self)};
+    switch (o ? o->kind : OP_QUIET) {
     case OP_PUT:
     case OP_SIGNAL:
     case OP_PUT_SIGNAL:
     case OP_FLUSH:
+        f.writes |= CORE(self) | SHOWN(self);
+        break;
     case OP_STORE:
-        return TOLD_NOTHING;
-    default:
-        return TOLD_WAIT;
+        f.written_from = at;
+        f.written_to = at + o->bytes;
+        break;
+    case OP_READ:
+        f.read_from = at;
+        f.read_to = at + o->bytes;
+        f.reads = HISTORY;
+        break;
+    case OP_SEE:
+    case OP_WAIT:
+        f.reads = SHOWN(self) | HISTORY;
+        break;
+    case OP_QUIET:
+    case OP_SOURCE:
+    case OP_COMPLETE:
+    case OP_FREE:
+        f.reads = SHOWN(self);
+        f.adds = HISTORY;
+        break;
+    case OP_BARRIER:
+        f.writes |= ACTORS | HISTORY;
+        break;
+    default: /* what a label stands for is the other rank's to say */
+        f.reads = ACTORS;
+        f.writes |= HISTORY;
+        f.read_from = at;
+        f.read_to = at + r->labels[o->label].bytes;
     }
+    if (r->p->wrong[0] || r->o->faults) f.writes |= HISTORY;
+    if (a->gave_up) f.writes = EVERYTHING;
+    return f;
 }
 
-/* A step named `label` touched these of the world's parts. */
-void touch(runner *r, uint64_t label, uint32_t parts) {
-    uint64_t h = label;
-    for (uint32_t i = 0; i < RUN_PARTS; i++)
-        if (parts >> i & 1) h = mix(h ^ i, r->state[i]);
-    for (uint32_t i = 0; i < RUN_PARTS; i++)
-        if (parts >> i & 1) r->state[i] = h ^ i;
-}
-
-/* Sights are summed up, in whatever order, until a wait takes the sum into the history. */
-static void sight(runner *r, uint64_t label, uint32_t rank, bool of_bytes) {
-    uint64_t h = mix(mix(label, r->state[rank]), r->state[2 * MAX_RANKS]);
-    if (of_bytes) h = mix(h, r->state[BYTES_AT(rank)]);
-    r->state[rank] = h;
-    r->state[SIGHTS] += mix(h, 0x5167);
-}
-
-/* So are pieces of payload, until the rank looks, or its NIC is flushed. */
-void bytes_seen(runner *r, uint32_t rank) {
-    r->state[rank] = mix(r->state[rank], r->state[BYTES_AT(rank)]);
-}
-
-uint32_t run_state(const runner *r, const uint64_t **hashes) {
-    *hashes = r->state;
-    return RUN_PARTS;
-}
-
-/* One step of a rank: one operation, then quiet, then all meet. */
+/* One step of a rank: one operation, and in the end quiet. */
 static uint32_t rank_step(actor *a) {
     runner *r = a->r;
     if (r->ended) return 0;
@@ -371,11 +372,6 @@ static uint32_t rank_step(actor *a) {
         return 1;
     case ACTOR_QUIETS:
         if (!do_wait(a, UINT8_MAX, UCCL_EP_MODEL_NO_TICKET, false)) return 0;
-        a->state = ACTOR_MEETS;
-        return 1;
-    case ACTOR_MEETS:
-        for (uint32_t q = 0; q < r->p->ranks; q++)
-            if (r->actors[q].state < ACTOR_MEETS) return 0;
         a->state = ACTOR_DONE;
         return 1;
     default:
@@ -387,20 +383,18 @@ uint32_t actor_step(void *context) {
     actor *a = context;
     runner *r = a->r;
     const uint64_t before = r->now;
-    const litmus_op *o = a->state == ACTOR_RUNS && a->at < r->p->n[a->rank] ? &r->p->ops[a->rank][a->at] : NULL;
-    const bool meets = a->state == ACTOR_MEETS || (o && o->kind >= OP_BARRIER);
+    const uint32_t state = a->state;
+    const litmus_op *o = state == ACTOR_RUNS && a->at < r->p->n[a->rank] ? &r->p->ops[a->rank][a->at] : NULL;
     const uint32_t worked = rank_step(a);
     r->ran = true;
-    if (!worked && r->now == before) return 0;
+    if (!worked && r->now == before) {
+        r->met.idle = true;
+        return 0;
+    }
     r->progress++;
-    if (meets) /* it looked at others' progress */
-        touch(r, 0xa11 + a->rank, EVERYTHING | HISTORY);
-    else if (r->now == before)
-        touch(r, 0xac7 + a->rank, RANK(a->rank));
-    else if (tells(o) == TOLD_SIGHT)
-        sight(r, 0xac7 + a->rank, a->rank, o->kind == OP_READ);
+    if (o || state == ACTOR_QUIETS || a->gave_up)
+        r->met = meets(a, o);
     else
-        touch(r, 0xac7 + a->rank,
-              RANK(a->rank) | (tells(o) == TOLD_WAIT || r->p->wrong[0] || r->o->faults ? HISTORY : 0));
+        r->met = (footprint){.writes = ACTOR(a->rank)};
     return worked;
 }

@@ -12,13 +12,18 @@
 #define SAMPLE_WORDS 64u
 #define ARENA_BYTES (MAX_BYTES + 2 * GUARD)
 
-/* Parts of the world in runner.state: ranks, their NICs, the history and its sights, their bytes. */
-#define RANK(i) (1u << (i))
-#define NIC(i) (1u << (MAX_RANKS + (i)))
-#define EVERYTHING ((1u << (2 * MAX_RANKS)) - 1) /* but bytes and history */
-#define HISTORY (3u << (2 * MAX_RANKS))
-#define SIGHTS (2 * MAX_RANKS + 1)
-#define BYTES_AT(i) (2 * MAX_RANKS + 2 + (i))
+/* Parts of the world, of every rank: itself; the core that serves it; what the core shows it; memory of control
+ * messages and signals; its NIC's buffer, order of arrival and completion queues. And the history, for the model's
+ * judgement. */
+#define ACTOR(i) (1u << (i))
+#define CORE(i) (1u << (MAX_RANKS + (i)))
+#define SHOWN(i) (1u << (2 * MAX_RANKS + (i)))
+#define CONTROL(i) (1u << (3 * MAX_RANKS + (i)))
+#define BUFFER(i) (1u << (4 * MAX_RANKS + (i)))
+#define ORDER(i) (1u << (5 * MAX_RANKS + (i)))
+#define QUEUE(i) (1u << (6 * MAX_RANKS + (i)))
+#define ACTORS (ACTOR(MAX_RANKS) - 1)
+#define EVERYTHING UINT32_MAX
 
 typedef struct actor {
     runner *r;
@@ -33,10 +38,11 @@ typedef struct actor {
     bool seen_any[MAX_SLOTS];
     uint32_t barriers, state;
     uint64_t barrier_began;
-    bool gave_up; /* after a failure: waits for nobody any more */
+    uint64_t seen_hash; /* over its events in the history, but their times */
+    bool gave_up;       /* after a failure: waits for nobody any more */
 } actor;
 
-enum { ACTOR_RUNS = 0, ACTOR_QUIETS, ACTOR_MEETS, ACTOR_DONE };
+enum { ACTOR_RUNS = 0, ACTOR_QUIETS, ACTOR_DONE };
 
 typedef struct label_state {
     bool posted;
@@ -53,8 +59,7 @@ struct runner {
     coop *coop;
     uccl_ep_model *model;
     char *arenas;
-    run_watch watch;
-    void *watch_context;
+    const run_guide *guide;
     /* of the run at hand */
     const program *p;
     const run_options *o;
@@ -68,12 +73,13 @@ struct runner {
     uint32_t stamps;
     uint64_t history_hash;
     bool signalled[MAX_RANKS][MAX_SLOTS]; /* somebody added to that word, or may have */
-    bool ended;
-    uint64_t state[RUN_PARTS]; /* what touched each rank, its NIC and the history: see exhaustive.c */
-    uint64_t flushes_seen;
-    bool ran; /* a rank or a proxy had its turn in this step */
+    bool ended, began;                    /* began: the communicators are up */
+    bool ran;                             /* a rank or a proxy had its turn in this step */
+    footprint met;
     uint64_t events_seen;
-    uint64_t progress; /* turns in which something was done */
+    uint32_t slots[MAX_RANKS]; /* words of each rank that somebody adds to, by bit */
+    uint64_t shown[MAX_RANKS]; /* what each rank would be told, if it asked */
+    uint64_t progress;         /* turns in which something was done */
     /* kept of the last one */
     uccl_ep_sim_choice *choices;
     uint32_t n_choices, room_choices;
@@ -88,8 +94,6 @@ void record(runner *r, uccl_ep_model_event e, const uint64_t *words);
 void record_read(actor *a, uint32_t offset, uint32_t bytes);
 void record_signal(actor *a, uint32_t slot, uint64_t value);
 void record_failures(actor *a);
-void touch(runner *r, uint64_t label, uint32_t parts);
-void bytes_seen(runner *r, uint32_t rank);
 uint32_t actor_step(void *context); /* an actor's turn, as the simulator wants it */
 
 #endif

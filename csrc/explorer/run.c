@@ -19,41 +19,64 @@ static uccl_ep_status pass(void *context, uint32_t proxy, uint32_t *worked) {
     uint32_t any = 0;
     const uccl_ep_status status = uccl_ep_progress_proxy(a->comm, proxy, &any);
     a->r->ran = true;
-    if (any) {
-        a->r->progress++;
-        if (a->r->watch) {
-            uccl_ep_sim_stats stats;
-            a->r->sim->stats(a->r->world, &stats);
-            if (stats.flushes != a->r->flushes_seen) bytes_seen(a->r, a->rank);
-            a->r->flushes_seen = stats.flushes;
-        }
-        touch(a->r, 0xb00 + proxy, RANK(a->rank) | NIC(a->rank));
-    }
+    if (any) a->r->progress++;
+    a->r->met = (footprint){.reads = CONTROL(a->rank), .writes = CORE(a->rank) | QUEUE(a->rank), .idle = !any};
     *worked = any;
     return status;
 }
 
-/* What the world did in this step, if it was no rank's turn: an event of a NIC, or time. */
-static void touch_world(runner *r) {
-    if (r->ran) return;
-    uccl_ep_sim_event event = {0};
-    r->sim->last_event(r->world, &event);
-    if (event.count == r->events_seen) {
-        touch(r, 0x71e, EVERYTHING);
-    } else if (event.rank >= r->p->ranks || event.peer >= r->p->ranks) {
-        touch(r, mix(0xe7e, event.label), EVERYTHING);
-    } else if (r->p->wrong[0] || r->o->faults) {
-        /* Sources and targets that change under the NIC, errors: whatever it does may meet anything of both ranks. */
-        touch(r, mix(0xe7e, event.label), NIC(event.rank) | RANK(event.rank) | RANK(event.peer));
-    } else if (event.at & UCCL_EP_SIM_AT_BYTES) {
-        r->state[BYTES_AT(event.peer)] += mix(0xe7e, event.label);
-    } else {
-        if (event.at & UCCL_EP_SIM_AT_INITIATOR && event.at & UCCL_EP_SIM_AT_TARGET) bytes_seen(r, event.peer);
-        touch(r, mix(0xe7e, event.label),
-              (event.at & UCCL_EP_SIM_AT_INITIATOR ? RANK(event.rank) : 0) |
-                  (event.at & UCCL_EP_SIM_AT_TARGET ? RANK(event.peer) : 0));
+static uint32_t parts(uint64_t ranks, uint32_t of_rank_0) {
+    return ((uint32_t)ranks & ((1u << MAX_RANKS) - 1)) * of_rank_0;
+}
+
+/* All that a rank can be told by its core, now. */
+static uint64_t shown(const runner *r, uint32_t rank) {
+    uccl_ep_comm *comm = r->actors[rank].comm;
+    uint64_t h = 0, value;
+    for (uint32_t s = 0; s < MAX_SLOTS; s++)
+        if (r->slots[rank] >> s & 1 && uccl_ep_read_signal(comm, s, &value) == UCCL_EP_OK) h = mix(h ^ s, value);
+    for (uint32_t c = 0; c < r->p->channels; c++)
+        h = mix(h, (uint64_t)uccl_ep_quiet(comm, c, 0) << 32 ^ (uint32_t)uccl_ep_quiet_source(comm, c, 0));
+    for (uint32_t i = 0; i < r->p->n_labels; i++) {
+        const label_state *l = &r->labels[i];
+        if (!l->posted || l->rank != rank) continue;
+        h = mix(h ^ i, (uint64_t)uccl_ep_wait(comm, l->channel, l->ticket, 0) << 32 ^
+                           (uint32_t)uccl_ep_wait_source(comm, l->channel, l->ticket, 0));
     }
-    r->events_seen = event.count;
+    return h;
+}
+
+/* A turn of a rank's own is not among those that change it: posting does, and says so. */
+static void met_what_is_shown(runner *r) {
+    for (uint32_t q = 0; q < r->p->ranks; q++) {
+        const uint64_t now = shown(r, q);
+        if (now != r->shown[q]) r->met.adds |= SHOWN(q);
+        r->shown[q] = now;
+    }
+}
+
+/* What the NICs did in this step, beside the turn that a rank or a proxy may have had. */
+static void met_by_nics(runner *r) {
+    footprint *f = &r->met;
+    uccl_ep_sim_met met;
+    uccl_ep_sim_stats stats;
+    r->sim->met(r->world, &met);
+    r->sim->stats(r->world, &stats);
+    f->time = !r->ran && stats.events == r->events_seen;
+    r->events_seen = stats.events;
+    if (met.rung || met.anything) f->idle = false;
+    if (f->time || met.anything) f->writes = EVERYTHING;
+    f->adds |= parts(met.control, CONTROL(0)) | parts(met.buffer, BUFFER(0));
+    f->writes |= parts(met.emptied, BUFFER(0)) | parts(met.order, ORDER(0)) | parts(met.queue, QUEUE(0));
+    f->request = r->ran ? 0 : met.request;
+    f->stored_from = met.stored_from;
+    f->stored_to = met.stored_to;
+    if (r->ran && met.read_to == met.read_from && met.written_to == met.written_from) return;
+    /* A rank's own turn reads and stores itself, and moves nothing at the NIC; a proxy's may do the latter. */
+    f->read_from = met.read_from;
+    f->read_to = met.read_to;
+    f->written_from = met.written_from;
+    f->written_to = met.written_to;
 }
 
 static void idle(void *context) {
@@ -207,7 +230,7 @@ static void report_stuck(runner *r) {
     char waits[200] = "";
     for (uint32_t q = 0; q < r->p->ranks; q++) {
         const actor *a = &r->actors[q];
-        if (a->state >= ACTOR_MEETS) continue;
+        if (a->state >= ACTOR_DONE) continue;
         const size_t used = strlen(waits);
         if (a->state == ACTOR_QUIETS)
             snprintf(waits + used, sizeof waits - used, " rank %u in its last quiet;", q);
@@ -216,7 +239,7 @@ static void report_stuck(runner *r) {
     }
     char report[256] = "";
     for (uint32_t q = 0; q < r->p->ranks && !report[0]; q++)
-        if (r->actors[q].state < ACTOR_MEETS) uccl_ep_report(r->actors[q].comm, report, sizeof report);
+        if (r->actors[q].state < ACTOR_DONE) uccl_ep_report(r->actors[q].comm, report, sizeof report);
     for (char *c = report; *c; c++)
         if (*c == '\n') *c = ' ';
     finish(r, RUN_STUCK, "PRG-1", "nothing moves any more:%s %s", waits, report);
@@ -246,6 +269,14 @@ static bool all_done(const runner *r) {
 #define IDLE_JUMPS 12u
 #define IDLE_JUMPS_FAULTS 200u /* of a storm of faults any number may strike in a row */
 
+/* Returns false if the guide ends the run. */
+static bool look(runner *r, bool ended) {
+    if (!r->guide) return true;
+    met_by_nics(r);
+    met_what_is_shown(r);
+    return r->guide->watch(r->guide->context, &r->met, ended);
+}
+
 static void run_world(runner *r) {
     const uint64_t most = r->o->max_steps ? r->o->max_steps : 1000000;
     const uint64_t most_jumps = r->o->faults ? IDLE_JUMPS_FAULTS : IDLE_JUMPS;
@@ -254,14 +285,14 @@ static void run_world(runner *r) {
     while (!r->ended && !all_done(r)) {
         const uint64_t before = r->progress;
         r->ran = false;
+        r->met = (footprint){0};
         if (!r->sim->step(r->world) && ++idle_jumps > most_jumps) {
             if (stuck_is_allowed(r)) break;
             report_stuck(r);
             return;
         }
         if (r->progress != before) idle_jumps = 0;
-        if (r->watch) touch_world(r);
-        if (r->watch && !r->watch(r->watch_context, r)) {
+        if (!look(r, false)) {
             r->ended = true;
             r->result->outcome = RUN_ALLOWED;
             r->sim->choices(r->world, &r->result->end_choices);
@@ -272,7 +303,13 @@ static void run_world(runner *r) {
     r->sim->choices(r->world, &r->result->end_choices);
     /* What is still on its way arrives: a NIC may do until then what it likes, and nothing of it may change what is
      * complete. */
-    for (steps = 0; !r->ended && steps < most / 10 && r->sim->step(r->world); steps++) {
+    for (steps = 0; !r->ended && steps < most / 10; steps++) {
+        r->ran = false;
+        r->met = (footprint){0};
+        if (!r->sim->step(r->world)) break;
+        if (look(r, true)) continue;
+        r->ended = true;
+        r->result->outcome = RUN_ALLOWED;
     }
 }
 
@@ -314,6 +351,23 @@ static void run_again(runner *r) {
         finish(r, RUN_ERROR, "ERR-6", "a command failed after the reset, and there was one fault");
 }
 
+/* What was met while communicators came up is no step of the program's. */
+static void start_guide(runner *r) {
+    uccl_ep_sim_met met;
+    uccl_ep_sim_stats stats;
+    r->sim->met(r->world, &met);
+    r->sim->stats(r->world, &stats);
+    r->events_seen = stats.events;
+    memset(r->slots, 0, sizeof r->slots);
+    for (uint32_t q = 0; q < r->p->ranks; q++)
+        for (uint32_t i = 0; i < r->p->n[q]; i++) {
+            const litmus_op *o = &r->p->ops[q][i];
+            if (o->kind == OP_SIGNAL || o->kind == OP_PUT_SIGNAL) r->slots[o->target] |= 1u << o->slot;
+        }
+    for (uint32_t q = 0; q < r->p->ranks; q++) r->shown[q] = shown(r, q);
+    r->began = true;
+}
+
 void run_program(runner *r, const program *p, const run_options *o, run_result *result) {
     memset(result, 0, sizeof *result);
     r->p = p;
@@ -322,6 +376,7 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
     r->now = r->history_hash = r->stamps = 0;
     r->ended = false;
     r->n_choices = 0;
+    r->began = false;
     r->history[0] = r->trace[0] = 0;
     memset(&r->verdict, 0, sizeof r->verdict);
     memset(r->labels, 0, p->n_labels * sizeof *r->labels);
@@ -340,7 +395,9 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
                                        .choices = o->choices,
                                        .n_choices = o->n_choices,
                                        .first_later = o->first_later,
-                                       .trace_lines = o->trace_lines};
+                                       .trace_lines = o->trace_lines,
+                                       .choose = r->guide ? r->guide->choose : NULL,
+                                       .choose_context = r->guide ? r->guide->context : NULL};
     r->world = r->model ? r->sim->world_open(&config, text) : NULL;
     if (!r->world) {
         finish(r, RUN_REFUSED, "", "%s", text[0] ? text : "no memory");
@@ -370,8 +427,7 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
             for (uint32_t k = 0; k < p->proxies; k++) r->sim->proxy_add(r->world, q, pass, &r->actors[q], k);
         }
         r->sim->choices(r->world, &result->start_choices);
-        memset(r->state, 0, sizeof r->state);
-        r->flushes_seen = 0;
+        start_guide(r);
         run_world(r);
         if (!r->ended && result->failures) run_again(r);
         const bool claim = r->ended && result->outcome == RUN_CLAIM;
@@ -388,6 +444,8 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
     result->operations = stats.operations;
     result->now_ns = stats.now_ns;
     result->hash = mix(mix(stats.hash, r->history_hash), result->memory_hash);
+    result->seen_hash = mix(result->memory_hash, result->outcome);
+    for (uint32_t q = 0; q < p->ranks; q++) result->seen_hash = mix(result->seen_hash, r->actors[q].seen_hash);
     keep_choices(r);
     if (o->trace_lines) r->sim->trace(r->world, r->trace, sizeof r->trace);
     destroy_all(r);
@@ -420,17 +478,16 @@ const uccl_ep_sim_choice *run_choices(const runner *r, uint32_t *n) {
     return r->choices;
 }
 
-const uccl_ep_sim_choice *run_choices_now(const runner *r, uint32_t *n) {
-    return r->sim->choices(r->world, n);
+bool run_began(const runner *r) {
+    return r->began;
 }
 
 const uccl_ep_sim *runner_sim(const runner *r) {
     return r->sim;
 }
 
-void runner_watch(runner *r, run_watch watch, void *context) {
-    r->watch = watch;
-    r->watch_context = context;
+void runner_guide(runner *r, const run_guide *guide) {
+    r->guide = guide;
 }
 
 runner *runner_new(const char *backend, char *text) {

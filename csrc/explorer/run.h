@@ -49,6 +49,7 @@ typedef struct run_result {
     char text[512];
     uint64_t hash;        /* over what the world did, what ranks saw, and all memory at the end */
     uint64_t memory_hash; /* of the last alone */
+    uint64_t seen_hash;   /* of how it ended, what every rank did and saw in its own order, and all memory at the end */
     uint64_t steps, events, operations, now_ns;
     uint32_t strategy;
     uccl_ep_status refused_by;
@@ -63,14 +64,31 @@ typedef struct run_result {
 
 typedef struct runner runner;
 
-/* Called behind every step of the world once the ranks have begun; returns false to end the run there (RUN_ALLOWED,
- * nothing judged). */
-typedef bool (*run_watch)(void *context, runner *r);
+/* What a step of the world met: parts of it, by bit, and payload, by address (from the lowest byte to behind the
+ * highest; both 0: none). Two steps commute if no part and no byte that one of them writes is met by the other; adding
+ * to a part is writing to it in a way in which order among those that add makes no difference. */
+#define HISTORY (1u << 28) /* the part in which what the model is told meets: a sight reads it, a wait adds to it */
+typedef struct footprint {
+    uint32_t reads, adds, writes;
+    uintptr_t read_from, read_to, written_from, written_to, stored_from, stored_to;
+    uint64_t request; /* of a NIC's event; 0: none */
+    bool idle;        /* a turn that found nothing to do: it changed nothing */
+    bool time;        /* nothing could be done, and time passed */
+} footprint;
+
+/* Who decides, where the simulator has a choice: see uccl_ep_sim_config.choose. `watch` is called behind every step
+ * once the ranks have begun; it returns false to end the run there (RUN_ALLOWED, nothing judged). `ended`: all ranks
+ * are done, and what is left arrives. */
+typedef struct run_guide {
+    uint32_t (*choose)(void *context, uint32_t kind, const uint64_t *names, uint32_t n);
+    bool (*watch)(void *context, const footprint *met, bool ended);
+    void *context;
+} run_guide;
 
 runner *runner_new(const char *backend, char *text); /* NULL and why */
 void runner_free(runner *r);
 const uccl_ep_sim *runner_sim(const runner *r);
-void runner_watch(runner *r, run_watch watch, void *context);
+void runner_guide(runner *r, const run_guide *guide); /* NULL: none; it stays the caller's */
 
 void run_program(runner *r, const program *p, const run_options *o, run_result *result);
 
@@ -78,10 +96,6 @@ void run_program(runner *r, const program *p, const run_options *o, run_result *
 const uccl_ep_sim_choice *run_choices(const runner *r, uint32_t *n);
 const char *run_history(runner *r);
 const char *run_trace(runner *r);
-/* While it runs, for watchers. */
-const uccl_ep_sim_choice *run_choices_now(const runner *r, uint32_t *n);
-/* Ranks, their NICs, the history, what was seen since its last wait, and by rank what payload has come. */
-#define RUN_PARTS (3 * MAX_RANKS + 2)
-uint32_t run_state(const runner *r, const uint64_t **hashes);
+bool run_began(const runner *r); /* the communicators are up: choices are the program's from here on */
 
 #endif

@@ -62,7 +62,10 @@ static void complete(struct op *op) {
     }
     if (op->waiting_entries) posted_end_duplicates(conn->target, op);
     /* The source is the caller's again: what is still to be sent was read before. */
-    if (!op->failed && !op->executed) op_read_ahead(op);
+    if (!op->failed && !op->executed) {
+        met_source(op, 0, op->length);
+        op_read_ahead(op);
+    }
     const bool was_full = (k->per_peer_qp ? conn->outstanding : e->outstanding) >= k->max_wr;
     unlist(conn, op);
     op->completed = true;
@@ -256,6 +259,7 @@ void conn_drop(struct conn *conn) {
 
 void run_event(struct vnic_fabric *f, struct event *e) {
     struct op *op = e->op;
+    if (e->kind > EVENT_DUPLICATE || (op && op->failed)) f->met.anything = 1;
     if (op) note(f, e->kind, op->endpoint->rank, op->peer, op->seq, e->piece, op->cookie);
     if (op && op->other_event == e) op->other_event = NULL;
     switch (e->kind) {

@@ -237,6 +237,7 @@ void cq_push(struct vnic_endpoint *e, const struct record *given, bool may_cover
     else
         e->first = r;
     e->last = r;
+    f->met.queue |= rank_bit(e->rank);
     wake(f, e->rank);
 }
 

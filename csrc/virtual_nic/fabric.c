@@ -103,7 +103,11 @@ void vnic_hash_mix(struct vnic_fabric *f, uint64_t what) {
 
 static uint32_t decide(struct vnic_fabric *f, vnic_choice_kind kind, uint32_t rank, uint32_t n, uint32_t percent) {
     uint32_t taken;
-    if (f->made < f->config.n_choices)
+    if (f->next_taken != NO_CHOICE)
+        taken = f->next_taken % n;
+    else if (f->config.decide)
+        taken = f->config.decide(f->config.context, kind, n) % n;
+    else if (f->made < f->config.n_choices)
         taken = f->script[f->made] % n;
     else if (f->config.first_later)
         taken = 0;
@@ -111,6 +115,7 @@ static uint32_t decide(struct vnic_fabric *f, vnic_choice_kind kind, uint32_t ra
         taken = (uint32_t)((next_random(f) >> 32) * 100 >> 32) < percent;
     else
         taken = (uint32_t)((next_random(f) >> 32) * n >> 32);
+    f->next_taken = NO_CHOICE;
     f->made++;
     if (f->choices < VNIC_CHOICES_KEPT) {
         if (f->choices == f->log_room) {
@@ -125,7 +130,13 @@ static uint32_t decide(struct vnic_fabric *f, vnic_choice_kind kind, uint32_t ra
 }
 
 uint32_t vnic_choose(struct vnic_fabric *f, vnic_choice_kind kind, uint32_t rank, uint32_t n) {
-    return n < 2 ? 0 : decide(f, kind, rank, n, UINT32_MAX);
+    if (n > 1) return decide(f, kind, rank, n, UINT32_MAX);
+    f->next_taken = NO_CHOICE; /* there was nothing to choose */
+    return 0;
+}
+
+void vnic_choose_next(struct vnic_fabric *f, uint32_t taken) {
+    f->next_taken = taken;
 }
 
 bool vnic_chance(struct vnic_fabric *f, vnic_choice_kind kind, uint32_t rank, uint32_t percent) {
@@ -280,31 +291,62 @@ uint64_t vnic_next(const struct vnic_fabric *f) {
     return f->heap.n ? f->heap.at[0]->due : UINT64_MAX;
 }
 
-/* Payload in memory that promises no order, of a NIC that keeps none: nobody can tell in which order pieces came. */
-static bool unordered(const struct vnic_fabric *f, const struct event *e, const struct op *op) {
-    uint64_t offset;
-    const struct vnic_endpoint *target = endpoint_of(f, op->conn->remote);
-    const struct vnic_region *region =
-        e->posted ? e->posted->region : region_find(f, op->remote_key, op->remote_address, op->length, &offset);
-    return target && region && !region->strict && !nic_is_fifo(target->nic);
+/* ------------------------------------------------------------------------------------------------- what meets what */
+
+static void widen(uintptr_t *from, uintptr_t *to, uintptr_t begin, uint64_t bytes) {
+    if (!bytes) return;
+    if (*from == *to || begin < *from) *from = begin;
+    if (begin + bytes > *to) *to = begin + bytes;
 }
 
-static uint32_t shows_at(const struct vnic_fabric *f, const struct event *e, const struct op *op) {
-    if (op->kind == VNIC_READ && e->kind != EVENT_COMPLETE) return VNIC_AT_INITIATOR | VNIC_AT_TARGET | VNIC_AT_SOURCE;
-    switch (e->kind) {
-    case EVENT_PLACE:
-    case EVENT_DUPLICATE:
-        return VNIC_AT_TARGET | VNIC_AT_SOURCE | (unordered(f, e, op) ? VNIC_AT_BYTES : 0);
-    case EVENT_VISIBLE:
-        return VNIC_AT_TARGET | (unordered(f, e, op) ? VNIC_AT_BYTES : 0);
-    case EVENT_IMMEDIATE:
-    case EVENT_ADD_STORE:
-        return VNIC_AT_TARGET;
-    case EVENT_COMPLETE:
-        return VNIC_AT_INITIATOR;
-    default:
-        return VNIC_AT_INITIATOR | VNIC_AT_TARGET | VNIC_AT_SOURCE;
+void met_memory(struct vnic_fabric *f, const struct vnic_region *region, uint64_t offset, uint32_t bytes, bool add) {
+    if (!region->strict) {
+        widen(&f->met.written_from, &f->met.written_to, (uintptr_t)region->base + offset, bytes);
+        return;
     }
+    f->met.control |= rank_bit(region->rank);
+    if (!add) widen(&f->met.stored_from, &f->met.stored_to, (uintptr_t)region->base + offset, bytes);
+}
+
+/* A source that was copied when it was the caller's is not met again. */
+void met_source(struct op *op, uint32_t at, uint32_t bytes) {
+    struct vnic_met *met = &op->endpoint->fabric->met;
+    for (uint32_t i = 0; i < op->sges && bytes && !op->copy; i++) {
+        const vnic_sge *s = &op->sge[i];
+        if (at >= s->length) {
+            at -= s->length;
+            continue;
+        }
+        const uint32_t here = s->length - at < bytes ? s->length - at : bytes;
+        if (!s->region->strict)
+            widen(&met->read_from, &met->read_to, (uintptr_t)s->region->base + s->offset + at, here);
+        bytes -= here;
+        at = 0;
+    }
+}
+
+vnic_met *vnic_met_since(struct vnic_fabric *f) {
+    return &f->met;
+}
+
+static uint64_t name_of_op(const struct op *op) {
+    return (uint64_t)op->endpoint->id << 40 ^ (uint64_t)op->seq << 8 ^ (uint64_t)op->peer << 52;
+}
+
+static uint64_t name_of(const struct event *e) {
+    const struct op *op = e->op ? e->op : e->posted ? e->posted->op : NULL;
+    const uint32_t piece = e->posted ? e->posted->piece | (e->posted->duplicate ? 192u : 128u) : e->piece;
+    const uint64_t name = mix((op ? name_of_op(op) : 0) ^ piece ^ (uint64_t)e->kind << 32);
+    return (name & ~VNIC_NAME_TWICE) | (e->kind == EVENT_DUPLICATE ? VNIC_NAME_TWICE : 0);
+}
+
+uint32_t vnic_names(const struct vnic_fabric *f, uint64_t *names, uint32_t room) {
+    if (f->heap.n && f->heap.at[0]->due <= f->now) {
+        if (room) names[0] = name_of(f->heap.at[0]);
+        return 1;
+    }
+    for (uint32_t i = 0; i < f->alternatives.n && i < room; i++) names[i] = name_of(f->alternatives.at[i]);
+    return f->alternatives.n;
 }
 
 void vnic_run_due(struct vnic_fabric *f) {
@@ -315,29 +357,18 @@ void vnic_run_due(struct vnic_fabric *f) {
         const uint32_t n = f->alternatives.n;
         e = f->alternatives.at[vnic_choose(f, VNIC_CHOICE_EVENT, 0, n)];
     }
+    f->next_taken = NO_CHOICE;
     if (!e) return;
     f->stats.events++;
     vnic_hash_mix(f, e->kind | (uint64_t)e->piece << 8 | (uint64_t)(e->op ? e->op->seq : 0) << 16);
     vnic_hash_mix(f, f->now ^ (uint64_t)(e->conn ? e->conn->endpoint->id : 0) << 48);
     const struct op *of = e->op ? e->op : e->posted ? e->posted->op : NULL;
-    f->last_event = (vnic_event){f->stats.events, e->kind, VNIC_ANY, VNIC_ANY, 0};
-    if (of) {
-        const uint32_t piece = e->posted ? e->posted->piece | (e->posted->duplicate ? 192u : 128u) : e->piece;
-        const uint64_t name = (uint64_t)of->endpoint->id << 40 ^ (uint64_t)of->seq << 8 ^ piece;
-        f->last_event.label = mix(name ^ (uint64_t)e->kind << 32 ^ (uint64_t)of->peer << 52);
-        f->last_event.rank = of->endpoint->rank;
-        f->last_event.peer = of->peer;
-        f->last_event.at = shows_at(f, e, of);
-    }
+    f->met.request = of ? name_of_op(of) : 0;
     unlink_event(f, e);
     run_event(f, e);
     struct op *op = e->op;
     pool_give(&f->events, e);
     if (op) op_release(op);
-}
-
-const vnic_event *vnic_last_event(const struct vnic_fabric *f) {
-    return &f->last_event;
 }
 
 void vnic_call_at(struct vnic_fabric *f, uint64_t at_ns, void (*call)(void *context, uint64_t argument), void *context,
@@ -436,6 +467,7 @@ struct vnic_fabric *vnic_fabric_open(const vnic_fabric_config *config) {
     f->config = *config;
     f->rng = mix(config->seed ^ 0x2545f4914f6cdd1dull);
     f->hash = 0xcbf29ce484222325ull;
+    f->next_taken = NO_CHOICE;
     f->events.size = sizeof(struct event);
     f->ops.size = sizeof(struct op);
     f->conns.size = sizeof(struct conn);

@@ -227,7 +227,8 @@ struct vnic_fabric {
     struct trace_line *trace;
     uint64_t traced;
     vnic_stats stats;
-    vnic_event last_event;
+    vnic_met met;
+    uint32_t next_taken; /* of the next choice; NO_CHOICE: it is free */
     bool out_of_memory;
 };
 
@@ -243,6 +244,16 @@ char *data_take(struct vnic_fabric *f, uint32_t bytes, uint32_t *class_out);
 void data_give(struct vnic_fabric *f, char *data, uint32_t data_class);
 /* A delay of up to four times `longest`, quantised. */
 uint64_t draw_delay(struct vnic_fabric *f, uint32_t rank, uint64_t longest);
+
+#define NO_CHOICE UINT32_MAX
+
+/* The application's memory, or where the library has its words: who reads there is told apart. */
+void met_memory(struct vnic_fabric *f, const struct vnic_region *region, uint64_t offset, uint32_t bytes, bool add);
+void met_flush(struct vnic_nic *nic, uint32_t rank);
+void met_source(struct op *op, uint32_t at, uint32_t bytes);
+static inline uint64_t rank_bit(uint32_t rank) {
+    return 1ull << (rank & 63);
+}
 
 enum note_kind { /* the first are event kinds */
                  NOTE_POST = 32,

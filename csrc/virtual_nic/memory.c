@@ -125,6 +125,8 @@ void posted_add(struct vnic_nic *nic, struct op *op, uint8_t piece, struct vnic_
     p->duplicate = duplicate;
     p->data = data_take(f, bytes, &p->data_class);
     read_source(op, op->cut[piece], bytes, p->data);
+    f->met.buffer |= rank_bit(region->rank);
+    if (nic_is_fifo(nic)) f->met.order |= rank_bit(region->rank);
     op->refs++;
     op->conn->posted++;
     op->conn->target = nic;
@@ -167,6 +169,8 @@ static void leave(struct vnic_nic *nic, struct posted *p, bool written) {
     const uint8_t piece = p->piece;
     const bool counts = written && !p->duplicate;
     const uint32_t rank = p->region->rank;
+    f->met.buffer |= rank_bit(rank);
+    if (written) met_memory(f, p->region, p->offset, p->bytes, false);
     op->conn->posted--;
     op->waiting_entries--;
     if (op->completed) nic->of_completed--;
@@ -191,6 +195,12 @@ static void flush(struct vnic_nic *nic, const struct conn *conn, const struct vn
         if (!p) return;
         posted_drain(nic, nic_is_fifo(nic) ? nic->first : p);
     }
+}
+
+/* Whether or not there is anything: what comes a little later is not emptied. */
+void met_flush(struct vnic_nic *nic, uint32_t rank) {
+    nic->fabric->met.emptied |= rank_bit(rank);
+    if (nic_is_fifo(nic)) nic->fabric->met.order |= rank_bit(rank);
 }
 
 void posted_flush_conn(struct vnic_nic *nic, const struct conn *conn) {
@@ -242,5 +252,6 @@ void vnic_flush_local(struct vnic_endpoint *e, const vnic_region *region) {
     f->stats.flushes++;
     note(f, NOTE_FLUSH, e->rank, e->rank, region->tag, 0, 0);
     vnic_hash_mix(f, 0xf1005u ^ (uint64_t)e->id << 32);
+    met_flush(e->nic, e->rank);
     posted_flush_region(e->nic, region);
 }

@@ -21,6 +21,7 @@ static void land(struct op *op, uint8_t piece, struct vnic_endpoint *target, str
     struct vnic_nic *nic = target->nic;
     struct vnic_fabric *f = nic->fabric;
     const uint32_t from = op->cut[piece], bytes = op->cut[piece + 1] - from;
+    met_source(op, from, bytes);
     const bool choice = f->config.choice_schedule;
     const bool truthful = op_knobs(op)->completion_level == VNIC_LEVEL_DELIVERY || op->flags & VNIC_VISIBLE;
     const vnic_place order = (vnic_place)op_knobs(op)->place_order;
@@ -35,6 +36,7 @@ static void land(struct op *op, uint8_t piece, struct vnic_endpoint *target, str
         return;
     }
     read_source(op, from, bytes, region->base + offset + from);
+    met_memory(f, region, offset + from, bytes, false);
     if (bytes) wake(f, target->rank);
     if (!duplicate) op_piece_visible(op, piece);
 }
@@ -42,6 +44,7 @@ static void land(struct op *op, uint8_t piece, struct vnic_endpoint *target, str
 static void add_to_word(struct op *op, struct vnic_region *region, uint64_t offset) {
     uint64_t *word = (uint64_t *)(void *)(region->base + offset);
     __atomic_fetch_add(word, op->value, __ATOMIC_ACQ_REL);
+    met_memory(op->endpoint->fabric, region, offset, sizeof *word, true);
 }
 
 /* Adds of one NIC are done one after the other. Between NICs they are a load and a store, with time in between. */
@@ -117,7 +120,10 @@ void op_place(struct op *op, uint8_t piece) {
         return;
     }
     if (op->kind == VNIC_ADD) {
-        if (vnic_write_atomic(k)) posted_flush_conn(target->nic, op->conn);
+        if (vnic_write_atomic(k)) {
+            met_flush(target->nic, target->rank);
+            posted_flush_conn(target->nic, op->conn);
+        }
         if (target->nic->knobs.nics > 1) {
             begin_add(op, target, region, offset);
             return;
@@ -128,10 +134,12 @@ void op_place(struct op *op, uint8_t piece) {
     } else if (op->kind == VNIC_READ) {
         if (k->read_flushes) {
             f->stats.flushes++;
+            met_flush(target->nic, target->rank);
             posted_flush_conn(target->nic, op->conn);
         }
         const vnic_sge *to = &op->sge[0];
         if (op->length) memmove(to->region->base + to->offset, region->base + offset, op->length);
+        met_memory(f, to->region, to->offset, op->length, false);
         op->placed = op->visible = 1;
     } else {
         if (region)

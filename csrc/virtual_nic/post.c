@@ -125,6 +125,7 @@ bool vnic_ring(struct vnic_endpoint *e) {
     struct conn *conn = e->unrung;
     e->unrung = NULL;
     const bool any = conn;
+    e->fabric->met.rung |= any;
     for (struct conn *next; conn; conn = next) {
         next = conn->next_unrung;
         conn->unrung_listed = false;

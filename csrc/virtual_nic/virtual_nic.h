@@ -75,6 +75,8 @@ typedef struct vnic_fabric_config {
     bool choice_schedule; /* knob schedule=choice */
     uint32_t trace_lines;
     uint32_t ranks;
+    /* NULL: what is left to chance is drawn. Otherwise it is asked. */
+    uint32_t (*decide)(void *context, uint32_t kind, uint32_t alternatives);
     /* Something that rank's code may look at has changed: memory, or a completion queue. */
     void (*wake)(void *context, uint32_t rank);
     void *context;
@@ -91,18 +93,28 @@ uint32_t vnic_due(const vnic_fabric *f);
 uint64_t vnic_next(const vnic_fabric *f);
 /* Let one of the due events happen. */
 void vnic_run_due(vnic_fabric *f);
-/* The last event that happened: how many did so far, its name (equal names: the same event of the same request, in
- * whatever order), and the ranks that it concerned; rank VNIC_ANY: all. */
-typedef struct vnic_event {
-    uint64_t count, label;
-    uint32_t rank, peer;
-    uint32_t at; /* VNIC_AT_*: where it shows; same numbers as UCCL_EP_SIM_AT_* */
-} vnic_event;
-#define VNIC_AT_INITIATOR (1u << 0)
-#define VNIC_AT_TARGET (1u << 1)
-#define VNIC_AT_SOURCE (1u << 2)
-#define VNIC_AT_BYTES (1u << 3) /* nothing but payload, which the target's NIC keeps in no order */
-const vnic_event *vnic_last_event(const vnic_fabric *f);
+/* The names of those that may come at this moment, in the order of vnic_run_due's choice (equal names: the same event
+ * of the same request, in whatever order); returns how many there are. */
+#define VNIC_NAME_TWICE 1ull /* in a name: bytes that land once more */
+uint32_t vnic_names(const vnic_fabric *f, uint64_t *names, uint32_t room);
+/* The choice that comes next takes this alternative, whatever script and seed say. */
+void vnic_choose_next(vnic_fabric *f, uint32_t taken);
+/* What was met since `met` was cleared, so that two steps may be compared: those that do not meet commute. Masks are of
+ * ranks, by bit, modulo 64. */
+typedef struct vnic_met {
+    uint64_t control;             /* memory of control messages and signals has changed */
+    uint64_t buffer;              /* bytes came into the buffer of its NIC, or left it */
+    uint64_t emptied;             /* all that waited there left it, for some region or connection */
+    uint64_t order;               /* a NIC that keeps the order of arrival took more, or was emptied */
+    uint64_t queue;               /* a completion or an immediate came */
+    uintptr_t read_from, read_to; /* sources, and memory of the application that has changed: from the lowest byte... */
+    uintptr_t written_from, written_to; /* ... to the highest; both 0: none */
+    uintptr_t stored_from, stored_to;   /* the same of control messages that were written, rather than added to */
+    uint64_t request;                   /* whose event it was; 0: none */
+    uint32_t rung;                      /* doorbells of before that were not seen yet */
+    uint32_t anything;                  /* errors, connections, time: no rule is known */
+} vnic_met;
+vnic_met *vnic_met_since(vnic_fabric *f);
 /* A call back at that time, through the event queue: `call(context, argument)`. */
 void vnic_call_at(vnic_fabric *f, uint64_t at_ns, void (*call)(void *context, uint64_t argument), void *context,
                   uint64_t argument);

@@ -356,28 +356,6 @@ static void test_shrinking(void) {
     }
 }
 
-static void test_all_schedules(void) {
-    static program p;
-    static exhausted e;
-    must_parse("ranks 2\nr0: signal 0 ->1 s0\nr1: wait s0 1", &p);
-    const run_options o = {.backend = SIM, .profile = "connectx", .knobs = "schedule=choice,choose_run=1", .seed = 1};
-    const uint64_t most = test_scaled(30000);
-    CHECK(!exhaust(r, &p, &o, most, &e), "no memory");
-    CHECK(e.bad.outcome == RUN_ALLOWED, "%s %s", e.bad.clause, e.bad.text);
-    CHECK((e.complete || most < 30000) && e.runs > 10 && e.states > 10, "%llu runs, %llu states, %s",
-          (unsigned long long)e.runs, (unsigned long long)e.states, e.complete ? "complete" : "not complete");
-    printf("all schedules: %llu runs, %llu states, %llu merged\n", (unsigned long long)e.runs,
-           (unsigned long long)e.states, (unsigned long long)e.merged);
-    /* One that is wrong is found wrong on some schedule. */
-    must_parse(
-        "ranks 1\nwrong PUT-5 on efa\nr0: store x 16; store y 16; put 0 ->0 a 16 from x as one; put 0 ->0 f 16 from "
-        "y as two; until f two; claim a one",
-        &p);
-    const run_options efa = {.backend = SIM, .profile = "efa", .knobs = "schedule=choice,choose_run=0", .seed = 1};
-    CHECK(!exhaust(r, &p, &efa, 20000, &e), "no memory");
-    CHECK_EQ(e.bad.outcome, RUN_CLAIM);
-}
-
 int main(int argc, char **argv) {
     test_begin(argc, argv, 300);
     char text[256] = "";
@@ -389,7 +367,6 @@ int main(int argc, char **argv) {
     test_a_program_that_breaks_its_duty();
     test_a_seed_is_a_run();
     test_a_script_is_a_run();
-    test_all_schedules();
     test_shrinking();
     test_wrong_programs();
     test_builtins();

@@ -110,9 +110,18 @@ def test_wrong_programs() -> None:
 
 
 def test_exhaustive() -> None:
-    report = explore.exhaust(["connectx"], ["put-signal", "mp", "order"], tool.listing(), 3000, 2, silent, silent)
+    small = ["put-signal", "mp", "quiet-then-third"]
+    report = explore.exhaust(["connectx", "cxi"], small, tool.listing(), 3000, 2, silent, silent)
     assert report.good
-    assert len(report.rows) == 3
+    assert len(report.rows) == 6
+    assert all(row["complete"] for row in report.rows)
+    assert "at most 0 pieces landed twice" in report.summary()
+    # On a NIC without any order all schedules are too many: the report says how far it came.
+    report = explore.exhaust(["efa"], ["chain"], tool.listing(), 1000, 2, silent, silent, duplicates=1)
+    assert report.good
+    assert not report.rows[0]["complete"]
+    assert report.rows[0]["reversed"] >= 1
+    assert (report.rows[0]["duplicates"], report.rows[0]["lost_doorbells"]) == (1, 0)
 
 
 # Fault point, profile, and the clauses that may be named: what is broken shows in more than one way.
@@ -127,6 +136,36 @@ BROKEN = [
     ("merge_across_gap", "connectx", {"PUT-1", "SIG-2", "SIG-3", "QUI-1", "QUI-2", "MEM-2"}),
     ("signal_lost_in_batch", "connectx", {"SIG-1", "SIG-4", "SIG-5", "PRG-1", "QUI-1", "QUI-2"}),
 ]
+
+
+# The same by exhaustive search: a fault point, profile, a program that is small, and the clause.
+BROKEN_ON_SOME_SCHEDULE = [
+    ("signal_before_put", "connectx", "mp", "SIG-2"),
+    ("signal_not_held", "cxi", "mp", "SIG-2"),
+    ("mailbox_unsequenced", "efa", "mp", "SIG-2"),
+    ("signals_reordered", "connectx", "order", "SIG-5"),
+    ("source_at_take", "efa", "source", "QUI-0"),
+    ("complete_at_submit", "efa", "quiet-then-third", "QUI-5"),
+    ("quiet_one_channel", "efa", "quiet-all", "QUI-2"),
+    ("transmit_is_visible", "cxi", "quiet-then-third", "QUI-5"),
+    ("two_sums_in_flight", "strawman-min", "order", "SIG-1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "profile", "program", "clause"), BROKEN_ON_SOME_SCHEDULE, ids=[b[0] for b in BROKEN_ON_SOME_SCHEDULE]
+)
+def test_a_broken_core_is_found_by_exhaustive_search(fault: str, profile: str, program: str, clause: str) -> None:
+    explorer = paths.library_dir() / "uccl-ep-explore"
+    done = subprocess.run(
+        [str(explorer), str(tool.simulator()), "exhaustive", f"profile={profile}", f"program={program}", "runs=20000",
+         "shrink=0"],
+        capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "LD_LIBRARY_PATH": str(paths.mutation_dir()), "UCCL_EP_FAULT_POINTS": fault},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["finding"]
+    assert (found["outcome"], found["clause"]) == ("forbidden", clause)
 
 
 @pytest.mark.parametrize(("fault", "profile", "clauses"), BROKEN, ids=[b[0] for b in BROKEN])

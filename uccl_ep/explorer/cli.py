@@ -44,6 +44,12 @@ def explore(
     any_nic: Annotated[
         bool, typer.Option("--any-nic", help="NICs of no vendor: let every knob of a profile change, and its promises.")
     ] = False,
+    duplicates: Annotated[
+        int, typer.Option(min=0, help="Of --exhaustive: at most so many pieces land twice in a run.")
+    ] = 0,
+    lost_doorbells: Annotated[
+        int, typer.Option(min=0, help="Of --exhaustive: at most so many doorbells are lost in a run.")
+    ] = 0,
     runs: Annotated[
         int | None,
         typer.Option(min=1, help="Of --exhaustive: at most so many schedules a program.", show_default="20000"),
@@ -84,7 +90,11 @@ def explore(
         _check_meaning(
             {"--choices": choices is not None, "--hash": hash}, replays, "of a replay: --seed without --seeds"
         )
-        _check_meaning({"--events": events, "--runs": runs is not None}, exhaustive, "of --exhaustive")
+        _check_meaning(
+            {"--events": events, "--runs": runs is not None, "--duplicates": duplicates > 0,
+             "--lost-doorbells": lost_doorbells > 0},
+            exhaustive, "of --exhaustive",
+        )  # fmt: skip
         _check_meaning({"--faults": faults, "--any-nic": any_nic}, not (exhaustive or wrong), "of random programs")
         _check_meaning({"--wrong": wrong}, not exhaustive, "not of --exhaustive")
         if replays:
@@ -94,7 +104,8 @@ def explore(
             )
         else:
             report = _campaign(console, explorer, profiles, programs, known, seeds, seed, workers, drawn,
-                               exhaustive=exhaustive, events=events, wrong=wrong, runs=runs or 20000)  # fmt: skip
+                               exhaustive=exhaustive, events=events, wrong=wrong, runs=runs or 20000,
+                               duplicates=duplicates, lost_doorbells=lost_doorbells)  # fmt: skip
     except tool.ExplorerError as error:
         _refuse(str(error))
     except KeyboardInterrupt:
@@ -116,7 +127,7 @@ def _check_meaning(given: dict[str, bool], meant: bool, of: str) -> None:
 def _campaign(
     console: Console, explorer: Any, profiles: list[str], programs: list[str], known: dict[str, Any],
     seeds: int | None, seed: int | None, workers: int, drawn: Any, *, exhaustive: bool, events: bool,
-    wrong: bool, runs: int,
+    wrong: bool, runs: int, duplicates: int, lost_doorbells: int,
 ) -> Report:  # fmt: skip
     from rich.live import Live
     from rich.text import Text
@@ -131,7 +142,7 @@ def _campaign(
         if exhaustive:
             report = explorer.exhaust(
                 profiles, programs, known, runs, workers, show, lambda t: _show_exhausted(say, t), events=events,
-                knobs=drawn.knobs,
+                knobs=drawn.knobs, duplicates=duplicates, lost_doorbells=lost_doorbells,
             )  # fmt: skip
         elif wrong:
             report = explorer.wrong(profiles, programs, known, seeds or 200, first, workers, show, knobs=drawn.knobs)

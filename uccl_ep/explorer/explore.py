@@ -83,9 +83,11 @@ class Report:
             runs = sum(row["runs"] for row in self.rows)
             complete = sum(row["complete"] for row in self.rows)
             found = f"{bad} findings" if bad else "no forbidden outcome"
+            bounds = self.rows[0] if self.rows else {"duplicates": 0, "lost_doorbells": 0}
             return (
                 f"{found}: {len(self.rows)} programs and profiles, {complete} of them in all schedules, {runs} runs, "
-                f"in {self.seconds:.0f} s"
+                f"in {self.seconds:.0f} s; of each run at most {bounds['duplicates']} pieces landed twice and "
+                f"{bounds['lost_doorbells']} doorbells were lost"
             )
         return (
             f"{len(self.rows) - bad} of {len(self.rows)} as expected: caught where the NIC breaks the program, and "
@@ -170,11 +172,21 @@ def small_programs(known: Told) -> list[str]:
 
 def exhaust(
     profiles: list[str], programs: list[str], known: Told, runs: int, workers: int, progress: Progress,
-    say: Callable[[Told], None], *, events: bool = False, knobs: str | None = None,
+    say: Callable[[Told], None], *, events: bool = False, knobs: str | None = None, duplicates: int = 0,
+    lost_doorbells: int = 0,
 ) -> Report:  # fmt: skip
     report = Report("exhaustive")
     jobs = [
-        Job.of("exhaustive", profile=profile, program=program, runs=runs, choose_run=int(not events), knobs=knobs)
+        Job.of(
+            "exhaustive",
+            profile=profile,
+            program=program,
+            runs=runs,
+            choose_run=int(not events),
+            knobs=knobs,
+            duplicates=duplicates,
+            lost=lost_doorbells,
+        )
         for profile in profiles
         for program in programs or small_programs(known)
     ]
@@ -229,12 +241,13 @@ def _random_table(rows: list[Told]) -> Table:
 
 
 def _exhaustive_table(rows: list[Told]) -> Table:
-    table = _table("profile", "program", "schedules run", "states", "merged", "all", "finding")
+    table = _table("profile", "program", "runs", "outcomes", "schedules", "finding")
     for row in rows:
         found = row.get("finding")
+        looked_at = "all" if row["complete"] else f"{row['reversed']} reversed"
         table.add_row(
-            row["profile"], row["name"] or "file", str(row["runs"]), str(row["states"]), str(row["merged"]),
-            "yes" if row["complete"] else "no", f"[red]{found['outcome']} {found['clause']}[/]" if found else "none",
+            row["profile"], row["name"] or "file", str(row["runs"]), str(row["outcomes"]), looked_at,
+            f"[red]{found['outcome']} {found['clause']}[/]" if found else "none",
         )  # fmt: skip
     return table
 

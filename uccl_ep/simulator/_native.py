@@ -15,7 +15,7 @@ import cffi
 
 from .. import backends, errors, paths
 
-VERSION = 1
+VERSION = 2
 _HEADER = "sim.h"
 
 

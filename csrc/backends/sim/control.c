@@ -15,6 +15,9 @@ _Static_assert((int)UCCL_EP_SIM_CHOICE_RUN == (int)VNIC_CHOICE_RUN &&
                    sizeof(uccl_ep_sim_choice) == sizeof(vnic_choice) &&
                    offsetof(uccl_ep_sim_choice, rank) == offsetof(vnic_choice, rank),
                "choices are handed out as the engine keeps them");
+_Static_assert(sizeof(uccl_ep_sim_met) == sizeof(vnic_met) && UCCL_EP_SIM_NAME_TWICE == VNIC_NAME_TWICE &&
+                   offsetof(uccl_ep_sim_met, anything) == offsetof(vnic_met, anything),
+               "and so is what was met");
 
 static const char *control_profile(uint32_t index, const char **text) {
     const vnic_profile *p = vnic_profile_at(index);
@@ -170,9 +173,10 @@ static uint32_t control_trace(const uccl_ep_sim_world *w, char *text, uint32_t b
     return vnic_trace(w->fabric, text, bytes);
 }
 
-static void control_last_event(const uccl_ep_sim_world *w, uccl_ep_sim_event *event) {
-    const vnic_event *last = vnic_last_event(w->fabric);
-    *event = (uccl_ep_sim_event){last->count, last->label, last->rank, last->peer, last->at};
+static void control_met(uccl_ep_sim_world *w, uccl_ep_sim_met *met) {
+    vnic_met *since = vnic_met_since(w->fabric);
+    memcpy(met, since, sizeof *met);
+    memset(since, 0, sizeof *since);
 }
 
 static const uccl_ep_sim table = {
@@ -202,7 +206,7 @@ static const uccl_ep_sim table = {
     .trace = control_trace,
     .fibers = fiber_count,
     .fault = control_fault,
-    .last_event = control_last_event,
+    .met = control_met,
 };
 
 __attribute__((visibility("default"))) const uccl_ep_sim *uccl_ep_sim_entry(void) {

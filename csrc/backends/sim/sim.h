@@ -44,7 +44,7 @@
 extern "C" {
 #endif
 
-#define UCCL_EP_SIM_VERSION 1u
+#define UCCL_EP_SIM_VERSION 2u
 #define UCCL_EP_SIM_ENTRY "uccl_ep_sim_entry"
 #define UCCL_EP_SIM_MAX_RANKS 4096u
 
@@ -63,6 +63,11 @@ typedef struct uccl_ep_sim_config {
     uint32_t n_choices;
     uint32_t first_later;
     uint32_t trace_lines; /* keep so many of the last events as text [0] */
+    /* Asked instead of script and seed, with schedule=choice [none]. kind CHOICE_RUN: which of n >= 1 comes next,
+     * whoever or whatever it is: equal names are the same rank, proxy or event, in whatever order. Other kinds: n
+     * alternatives, without names. Returns a number below n. */
+    uint32_t (*choose)(void *context, uint32_t kind, const uint64_t *names, uint32_t n);
+    void *choose_context;
 } uccl_ep_sim_config;
 
 /* One choice that was made: `taken` of `alternatives` (>= 2; where there is one only, no choice is made). `kind` names
@@ -89,17 +94,24 @@ typedef struct uccl_ep_sim_stats {
     uint64_t hash;                /* over every event and choice so far: equal hashes, equal runs */
 } uccl_ep_sim_stats;
 
-/* The last event that a NIC made happen. Equal labels: the same event of the same request, in whatever order. */
-typedef struct uccl_ep_sim_event {
-    uint64_t count, label; /* so many happened so far */
-    uint32_t rank, peer;   /* initiator and target; UINT32_MAX: it concerned everybody */
-    uint32_t at;           /* UCCL_EP_SIM_AT_*: where it shows */
-} uccl_ep_sim_event;
+/* In a name that choose() is given: */
+#define UCCL_EP_SIM_NAME_TWICE 1ull /* bytes that land a second time */
+#define UCCL_EP_SIM_NAME_TURN 2ull  /* a turn of a rank or a proxy; otherwise an event of a NIC */
 
-#define UCCL_EP_SIM_AT_INITIATOR (1u << 0) /* its completion queue or memory */
-#define UCCL_EP_SIM_AT_TARGET (1u << 1)    /* its memory, completion queue or NIC */
-#define UCCL_EP_SIM_AT_SOURCE (1u << 2)    /* it read the initiator's memory */
-#define UCCL_EP_SIM_AT_BYTES (1u << 3)     /* nothing but payload, which the target's NIC keeps in no order */
+/* What the NICs met since it was last asked for: steps that do not meet commute. Masks are of ranks, by bit. */
+typedef struct uccl_ep_sim_met {
+    uint64_t control;             /* memory of control messages and signals has changed */
+    uint64_t buffer;              /* bytes came into the buffer of its NIC, or left it */
+    uint64_t emptied;             /* all that waited there left it, for some region or connection */
+    uint64_t order;               /* a NIC that keeps the order of arrival took more, or was emptied */
+    uint64_t queue;               /* a completion or an immediate came */
+    uintptr_t read_from, read_to; /* addresses of payload that was read, from the lowest to behind the highest */
+    uintptr_t written_from, written_to;
+    uintptr_t stored_from, stored_to; /* of control messages that were written, rather than added to */
+    uint64_t request;                 /* whose event it was; 0: none */
+    uint32_t rung;                    /* doorbells of before that had not been seen */
+    uint32_t anything;                /* errors, connections: no rule is known */
+} uccl_ep_sim_met;
 
 typedef struct uccl_ep_sim {
     uint32_t size, version;
@@ -157,7 +169,7 @@ typedef struct uccl_ep_sim {
     /* Fault i: its name, the keys that it takes, what it does. Returns 0 past the last. */
     uint32_t (*fault)(uint32_t index, const char **name, const char **keys, const char **text);
 
-    void (*last_event)(const uccl_ep_sim_world *world, uccl_ep_sim_event *event);
+    void (*met)(uccl_ep_sim_world *world, uccl_ep_sim_met *met);
 } uccl_ep_sim;
 
 const uccl_ep_sim *uccl_ep_sim_entry(void);

@@ -200,6 +200,30 @@ static void pass_time(world *w, bool *idle) {
     wake_all(w, (enum runner_kind)0);
 }
 
+/* Who asks to be asked: with names, and also where there is one alternative alone. */
+#define MOST_NAMES 256u
+
+static uint32_t ask(world *w, uint32_t ready, bool events) {
+    uint64_t names[MOST_NAMES] = {0};
+    uint32_t n = 0;
+    for (; n < ready && n < MOST_NAMES; n++) {
+        const struct runner *r = w->ready[n];
+        names[n] = (uint64_t)r->rank << 32 | r->proxy << 8 | (uint32_t)r->kind << 4 | UCCL_EP_SIM_NAME_TURN;
+    }
+    if (events) n += vnic_names(w->fabric, names + n, MOST_NAMES - n);
+    if (n > MOST_NAMES) n = MOST_NAMES;
+    for (uint32_t i = ready; i < n; i++) names[i] &= ~UCCL_EP_SIM_NAME_TURN;
+    const uint32_t taken = w->choose(w->choose_context, VNIC_CHOICE_RUN, names, n) % n;
+    if (taken < ready) return taken;
+    w->event_taken = taken - ready;
+    return ready;
+}
+
+static uint32_t decide(void *context, uint32_t kind, uint32_t alternatives) {
+    const world *w = context;
+    return w->choose(w->choose_context, kind, NULL, alternatives);
+}
+
 struct runner *schedule(world *w, bool once, bool *idle) {
     const bool choice = w->knobs.schedule == VNIC_SCHEDULE_CHOICE;
     *idle = false;
@@ -216,9 +240,12 @@ struct runner *schedule(world *w, bool once, bool *idle) {
          * an alternative, too. */
         uint32_t alternatives = ready;
         if (due && (!choice || w->knobs.choose_run || !ready)) alternatives++;
+        const bool asked = w->choose && alternatives && (w->knobs.choose_run || !ready);
+        if (asked) vnic_choose_next(w->fabric, ask(w, ready, alternatives > ready));
         const uint32_t taken =
             choice && !w->knobs.choose_run ? 0 : vnic_choose(w->fabric, VNIC_CHOICE_RUN, 0, alternatives);
         if (taken >= ready) {
+            if (asked) vnic_choose_next(w->fabric, w->event_taken);
             run_event(w);
             if (once) return NULL;
             continue;
@@ -368,6 +395,11 @@ world *world_open(const uccl_ep_sim_config *given, char *text) {
         free_world(w);
         return NULL;
     }
+    if (config.choose && w->knobs.schedule != VNIC_SCHEDULE_CHOICE) {
+        snprintf(text, 256, "choose() needs schedule=choice");
+        free_world(w);
+        return NULL;
+    }
     const vnic_fabric_config fabric = {.seed = config.seed,
                                        .choices = config.choices,
                                        .n_choices = config.n_choices,
@@ -375,8 +407,11 @@ world *world_open(const uccl_ep_sim_config *given, char *text) {
                                        .choice_schedule = w->knobs.schedule == VNIC_SCHEDULE_CHOICE,
                                        .trace_lines = config.trace_lines,
                                        .ranks = config.ranks,
+                                       .decide = config.choose ? decide : NULL,
                                        .wake = wake_from_fabric,
                                        .context = w};
+    w->choose = config.choose;
+    w->choose_context = config.choose_context;
     w->fabric = vnic_fabric_open(&fabric);
     w->rank = calloc(config.ranks, sizeof *w->rank);
     w->shared_nics = calloc(config.ranks, sizeof(*w->shared_nics));

@@ -53,6 +53,9 @@ struct uccl_ep_sim_world {
     struct runner *running; /* the proxy or actor whose turn it is; it may remove itself */
     bool running_removed;
     uint64_t steps, jump_ns, woken_all_ns;
+    uint32_t (*choose)(void *context, uint32_t kind, const uint64_t *names, uint32_t n);
+    void *choose_context;
+    uint32_t event_taken;
     uint32_t woken_here;
     bool actors_moved, fibers_moved;
     /* fibers: the baton, and who waits for it */
