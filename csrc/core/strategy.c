@@ -188,10 +188,10 @@ uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all) {
         }
         /* The advice comes first: what is missing may be more than a text holds. */
         if (comm->config.strategy == s->id)
-            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7", "choose auto, or another strategy than %s: %s %s", s->name,
+            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7", "take auto, or another than %s: %s %s", s->name,
                               s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER)
                                   ? "it needs"
-                                  : "the NIC does not promise",
+                                  : "the NIC lacks",
                               lacks.text);
         if (!i || i + 1 == STRATEGIES) last = lacks;
     }

@@ -152,6 +152,9 @@ int vnic_fault_add(struct vnic_fabric *f, const char *fault_text, char *text) {
         (x.id == VNIC_FAULT_QUEUE_ERROR && !given[KEY_NTH] && !given[KEY_PERCENT] && !given[KEY_COUNT]);
     if (given[KEY_PERCENT] && values[KEY_PERCENT] > 100) why = "percent: 0 to 100 are possible";
     if (given[KEY_NTH] && !x.nth) why = "nth counts from 1";
+    if ((given[KEY_RANK] && values[KEY_RANK] >= f->config.ranks) ||
+        (given[KEY_PEER] && values[KEY_PEER] >= f->config.ranks))
+        why = "rank= and peer= are ranks of the world";
     if ((whole || at_time) && x.id != VNIC_FAULT_CLOCK_JUMP && (!given[KEY_RANK] || x.rank >= f->config.ranks))
         why = "rank= is needed, one of the world";
     if (at_time && x.id == VNIC_FAULT_QUEUE_ERROR && !given[KEY_PEER]) why = "peer= is needed, or nth= or percent=";

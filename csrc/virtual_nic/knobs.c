@@ -70,24 +70,47 @@ static int set(vnic_knobs *knobs, const struct row *row, const char *value, char
             return -1;
         }
         n = (uint64_t)index;
-    } else if (!is_number) {
-        snprintf(text, 256, "knob %s=%.40s: a number (%s) is wanted", row->name, value, row->values);
-        return -1;
-    } else if (!strcmp(row->values, "bool") && n > 1) {
+    } else if (!strcmp(row->values, "bool") && (!is_number || n > 1)) {
         snprintf(text, 256, "knob %s=%.40s: 0 and 1 are possible", row->name, value);
         return -1;
-    } else if (!strcmp(row->values, "percent") && n > 100) {
+    } else if (!strcmp(row->values, "percent") && (!is_number || n > 100)) {
         snprintf(text, 256, "knob %s=%.40s: 0 to 100 are possible", row->name, value);
+        return -1;
+    } else if (!is_number) {
+        snprintf(text, 256, "knob %s=%.40s: a number (%s) is wanted", row->name, value, row->values);
         return -1;
     }
     *field(knobs, row) = n;
     return 0;
 }
 
-static void list_names(char *text, size_t used) {
-    for (size_t i = 0; i < ROWS && used < 250; i++)
-        used += (size_t)snprintf(text + used, 256 - used, "%s%s", i ? " " : "", rows[i].name);
-    if (used >= 256) memcpy(text + 252, "...", 4);
+/* Letters to put in, take out or change until one is the other. */
+static uint32_t distance(const char *a, const char *b) {
+    uint32_t row[64];
+    const size_t width = strlen(b);
+    if (width >= 64) return UINT32_MAX;
+    for (size_t i = 0; i <= width; i++) row[i] = (uint32_t)i;
+    for (; *a; a++) {
+        uint32_t corner = row[0]++;
+        for (size_t i = 1; i <= width; i++) {
+            const uint32_t above = row[i], changed = corner + (*a != b[i - 1]);
+            row[i] = 1 + (above < row[i - 1] ? above : row[i - 1]);
+            if (changed < row[i]) row[i] = changed;
+            corner = above;
+        }
+    }
+    return row[width];
+}
+
+/* There are too many of them for a text. */
+static void no_such_knob(const char *key, bool of_device, char *text) {
+    size_t best = 0;
+    for (size_t i = 1; i < ROWS; i++)
+        if (distance(key, rows[i].name) < distance(key, rows[best].name)) best = i;
+    snprintf(
+        text, 256,
+        "no knob '%.30s'; did you mean '%s'? docs/simulator.md and uccl_ep.simulator.knobs(PROFILE) list all %zu%s",
+        key, rows[best].name, ROWS, of_device ? "; a device also takes world, rank, profile" : "");
 }
 
 static int one(vnic_knobs *knobs, const char *key, const char *value, vnic_other_key pass, void *context, char *text) {
@@ -97,8 +120,7 @@ static int one(vnic_knobs *knobs, const char *key, const char *value, vnic_other
         const int taken = pass(context, key, value, text);
         if (taken) return taken < 0 ? -1 : 0;
     }
-    list_names(text,
-               (size_t)snprintf(text, 256, "no key '%.30s'; %sknobs: ", key, pass ? "world, rank, profile; " : ""));
+    no_such_knob(key, pass != NULL, text);
     return -1;
 }
 

@@ -187,6 +187,103 @@ def test_kill_pause_and_what_is_told() -> None:
         assert stats["now_ns"] == world.now_ns()
 
 
+def test_a_fiber_that_kills_its_own_rank_does_not_go_on() -> None:
+    went_on: list[int] = []
+    with World(2, "efa") as world:
+
+        def rank(index: int) -> None:
+            if index == 1:
+                world.kill(1)
+                went_on.append(index)
+            world.sleep(0.001)
+
+        world.start([(index, lambda index=index: rank(index)) for index in range(2)])  # type: ignore[misc]
+        assert world.join(60.0)
+        assert not world.alive(1)
+    assert not went_on
+
+
+def test_what_would_wait_for_ever_is_refused() -> None:
+    """Who is no fiber has no turns, so that time would stand still."""
+    with World(2, "efa") as world:
+        with pytest.raises(errors.CommandError, match="fiber"):
+            world.sleep(1.0)
+        with pytest.raises(errors.CommandError, match="fiber"):
+            Meeting(world).allgather("topic", [0, 1], 0, b"", 1.0)
+
+
+def test_ranks_that_are_not_there() -> None:
+    with World(2, "efa") as world:
+        for call in (world.kill, world.pause, world.resume, world.alive, world.backend_options, world.driver):
+            with pytest.raises(errors.CommandError, match="0 to 1"):
+                call(2)
+        with pytest.raises(errors.CommandError, match="0 to 1"):
+            world.start([(2, lambda: None)])
+        with pytest.raises(errors.CommandError, match="one fiber"):
+            world.start([])
+        for fault in ("drop rank=2", "slow_peer peer=2 ns=5", "peer_death rank=2"):
+            with pytest.raises(errors.CommandError, match="of the world"):
+                world.inject(fault)
+
+
+def test_a_world_that_is_closed() -> None:
+    world = World(2, "efa")
+    world.close()
+    world.close()
+    for call in (world.now, world.stats, world.choices, world.trace, lambda: world.alive(0), lambda: world.hash):
+        with pytest.raises(errors.CommandError, match="closed"):
+            call()
+
+
+def test_knobs_and_faults_as_python_writes_them() -> None:
+    assert run(ring, ranks=2, profile="connectx", knobs={"relaxed": True, "srq": False}) == [2, 1]
+    assert run(ring, ranks=2, profile="efa", faults="again percent=30;partial percent=30") == [2, 1]
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("start", [8, 4104])
+def test_a_heap_within_an_allocation(profile: str, start: int) -> None:
+    """Its first byte lies somewhere in memory of the caller's: what is around it stays as it is (case E1)."""
+    size, guard = 65568, 0xA5
+    offsets = (0, 8, 4104, size - 8)
+    allocations = [np.full(start + size + 4096, guard, np.uint8) for _ in range(2)]
+
+    def rank(comm: Communicator) -> None:
+        mine, to = allocations[comm.rank], 1 - comm.rank
+        assert comm.heap.ctypes.data == mine.ctypes.data + start
+        assert comm.heap.size == size
+        mine[start : start + size] = 0
+        comm.barrier()
+        for k, at in enumerate(offsets):
+            comm.heap[16 : 16 + 8] = 16 * comm.rank + k + 1
+            comm.channel(0).put_signal(to, 16, at, 8, k).wait()
+        comm.wait_signal(len(offsets) - 1, 1)
+        comm.barrier()
+
+    with World(2, profile, seed=start) as world:
+        meeting = Meeting(world)
+
+        def life(index: int) -> None:
+            with Communicator(
+                WorldBootstrap(meeting, index), heap=allocations[index][start : start + size], granularity=4,
+                backend="sim", device=profile, backend_options=world.backend_options(index),
+                driver=world.driver(index),
+            ) as comm:  # fmt: skip
+                rank(comm)
+                comm.quiet()
+                comm.barrier()
+
+        world.start([(index, lambda index=index: life(index)) for index in range(2)])  # type: ignore[misc]
+        assert world.join(60.0)
+    for index, memory in enumerate(allocations):
+        want = np.full(memory.size, guard, np.uint8)
+        want[start : start + size] = 0
+        want[start + 16 : start + 24] = 16 * index + len(offsets)
+        for k, at in enumerate(offsets):
+            want[start + at : start + at + 8] = 16 * (1 - index) + k + 1
+        assert np.flatnonzero(memory != want).tolist() == []
+
+
 def test_faults_are_reached_by_name() -> None:
     with World(2, "efa") as world:
         world.inject("again percent=50")
@@ -202,6 +299,10 @@ def test_faults_are_reached_by_name() -> None:
         ({"ranks": 0, "profile": "efa"}, "ranks"),
         ({"ranks": 2, "profile": "efa4"}, "efa"),
         ({"ranks": 2, "profile": "efa", "knobs": "no_such=1"}, "no_such"),
+        ({"ranks": 2, "profile": "efa", "knobs": "max_seg=1"}, "did you mean 'max_sge'"),
+        ({"ranks": 2, "profile": "efa", "knobs": "relaxed=True"}, "0 and 1 are possible"),
+        ({"ranks": 2, "profile": "efa", "knobs": "dup_write=x"}, "0 to 100 are possible"),
+        ({"ranks": 2, "profile": "efa", "knobs": "nics=2,ranks_per_nic=2"}, "nics and ranks_per_nic"),
         ({"ranks": 2, "profile": "efa", "seed": -1}, "seed"),
     ],
 )
@@ -213,8 +314,21 @@ def test_what_is_wrong_is_told(arguments: dict[str, Any], text: str) -> None:
 def test_without_a_world_the_backend_says_where_to_go() -> None:
     from uccl_ep import SingleProcess
 
-    with pytest.raises(errors.UcclEpError, match="world"):
+    with pytest.raises(errors.UcclEpError, match=r"uccl_ep\.simulator\.run"):
         Communicator(SingleProcess(), heap_bytes=1 << 16, backend="sim")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "profile", "text"),
+    [
+        ("ordered_atomic", "efa", r"take auto, or another than ordered_atomic: .*visible \(MEM-3\) \["),
+        ("sender_hold_sum", "cxi", "it needs the caller's word .*single_writer"),
+        ("sequenced_immediate", "strawman-min", "immediates of 24 bits"),
+    ],
+)
+def test_a_strategy_that_is_refused_says_what_to_do(strategy: str, profile: str, text: str) -> None:
+    with pytest.raises(errors.CapabilityError, match=text):
+        run(ring, ranks=2, profile=profile, strategy=strategy)
 
 
 def test_polling_lets_time_pass() -> None:

@@ -73,8 +73,6 @@ class SimLink:
     def kill(self, rank: int) -> None:
         self._simulation.killed(rank)
         self._world.kill(rank)
-        if rank == self._rank:
-            self._world.die()
 
     def stop(self, rank: int, resume_after: float | None = None) -> None:
         self._world.pause(rank, resume_after)

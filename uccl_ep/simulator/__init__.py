@@ -34,7 +34,7 @@ def run(
     profile: str = "efa",
     seed: int = 1,
     knobs: Mapping[str, Any] | str = "",
-    faults: Iterable[str] = (),
+    faults: Iterable[str] | str = (),
     **options: Any,
 ) -> list[Any]:
     """Call `function(comm)` on every rank of a new world and return what each returned; an exception is raised.

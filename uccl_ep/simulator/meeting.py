@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ..errors import BootstrapError, DeadlineExceeded
+from ..errors import BootstrapError, CommandError, DeadlineExceeded
 from .world import World
 
 Topic = tuple[str, tuple[int, ...]]
@@ -37,6 +37,8 @@ class Meeting:
         check: Callable[[], None] = lambda: None,
     ) -> list[bytes]:
         """`check` is called in every turn: what it raises ends the wait."""
+        if not self.world.in_fiber():
+            raise CommandError("only fibers meet in a world: start() them")
         key = (topic, tuple(members))
         queues = self._queues.setdefault(key, {member: deque() for member in members})
         mine = _Part(data)

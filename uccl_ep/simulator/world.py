@@ -49,7 +49,9 @@ def knobs(profile: str) -> str:
 
 
 def _options(value: Mapping[str, Any] | str) -> str:
-    return value if isinstance(value, str) else ",".join(f"{key}={one}" for key, one in value.items())
+    if isinstance(value, str):
+        return value
+    return ",".join(f"{key}={int(one) if isinstance(one, bool) else one}" for key, one in value.items())
 
 
 class Fiber:
@@ -99,7 +101,7 @@ class World:
         *,
         seed: int = 0,
         knobs: Mapping[str, Any] | str = "",
-        faults: Iterable[str] = (),
+        faults: Iterable[str] | str = (),
         choices: Sequence[int] = (),
         first_later: bool = False,
         trace_lines: int = 0,
@@ -114,18 +116,20 @@ class World:
         config = ffi.new("uccl_ep_sim_config *")
         # The first fiber starts the others, see start().
         changes = ",".join(filter(None, ("fibers=1", _options(knobs))))
-        strings = [ffi.new("char[]", text.encode()) for text in (profile, changes, ";".join(faults))]
+        bad_luck = faults if isinstance(faults, str) else ";".join(faults)
+        strings = [ffi.new("char[]", text.encode()) for text in (profile, changes, bad_luck)]
         scripted = ffi.new("uint32_t[]", list(choices))
         config.size, config.ranks, config.seed = ffi.sizeof("uccl_ep_sim_config"), ranks, seed
         config.profile = strings[0]
         config.knobs = strings[1]
-        config.faults = strings[2] if faults else ffi.NULL
+        config.faults = strings[2] if bad_luck else ffi.NULL
         config.choices, config.n_choices = scripted, len(choices)
         config.first_later, config.trace_lines = int(first_later), trace_lines
         text = ffi.new("char[]", _TEXT_BYTES)
-        self._world = sim.world_open(config, text)
-        if self._world == ffi.NULL:
+        self._opened = sim.world_open(config, text)
+        if self._opened == ffi.NULL:
             raise errors.CommandError(_native.text_of(text))
+        self._closed = False
         self.ranks, self.profile, self.seed = ranks, profile, seed
         self.number = int(sim.world_number(self._world))
         self._local = threading.local()
@@ -136,7 +140,6 @@ class World:
         self._idle.set()
         self._killed = False
         self._drivers: dict[int, WorldDriver] = {}
-        self._closed = False
 
     def __enter__(self) -> World:
         return self
@@ -149,9 +152,24 @@ class World:
         it has until the process ends: its threads are in the middle of calls."""
         if self._closed:
             return
-        self._closed = True
         if not self._killed and not self._running:
             self._sim.world_close(self._world)
+        self._closed = True
+
+    @property
+    def _world(self) -> Any:
+        if self._closed:
+            raise errors.CommandError("this world is closed")
+        return self._opened
+
+    def _rank(self, rank: int) -> int:
+        if not 0 <= rank < self.ranks:
+            raise errors.CommandError(f"rank {rank}: this world has ranks 0 to {self.ranks - 1}")
+        return rank
+
+    def in_fiber(self) -> bool:
+        """Is the caller a fiber of this world? Nobody else can wait in it: time goes on in turns of fibers alone."""
+        return getattr(self._local, "rank", None) is not None
 
     # ---------------------------------------------------------------------------------------------------- time, turns
 
@@ -164,10 +182,13 @@ class World:
 
     def turn(self) -> None:
         """Let others run until it is this fiber's turn again. Outside of fibers: nothing."""
-        if getattr(self._local, "fiber", False):
+        if self.in_fiber():
             self._yield(self._world)
 
     def sleep(self, seconds: float) -> None:
+        """Of the world's clock, in a fiber."""
+        if not self.in_fiber():
+            raise errors.CommandError("only a fiber can sleep in a world: start() one")
         end = self.now_ns() + int(seconds * 1e9)
         while True:
             self.turn()
@@ -179,7 +200,9 @@ class World:
     def start(self, functions: Iterable[tuple[int, Callable[[], Any]]]) -> list[Fiber]:
         """Begin a world's life: one fiber for each (rank, function). The first one starts the others, so that they come
         in this order whatever the machine does. For a thread that is no fiber of this world."""
-        fibers = [Fiber(self, rank, function) for rank, function in functions]
+        fibers = [Fiber(self, self._rank(rank), function) for rank, function in functions]
+        if not fibers:
+            raise errors.CommandError("a world's life begins with one fiber at least")
         self._fibers += fibers
         first, *rest = fibers
         first._following = rest
@@ -190,7 +213,7 @@ class World:
 
     def spawn(self, rank: int, function: Callable[[], Any]) -> Fiber:
         """A further thread of a rank, from a fiber."""
-        fiber = Fiber(self, rank, function)
+        fiber = Fiber(self, self._rank(rank), function)
         self._fibers.append(fiber)
         self._running += 1
         self._launch(fiber)
@@ -206,10 +229,10 @@ class World:
 
     def _enter(self, rank: int) -> None:
         self._sim.enter(self._world, rank)
-        self._local.fiber = True
+        self._local.rank = rank
 
     def _leave(self, fiber: Fiber) -> None:
-        self._local.fiber = False
+        self._local.rank = None
         self._ended(1)
         self._sim.leave(self._world)
 
@@ -234,12 +257,12 @@ class World:
     def driver(self, rank: int) -> WorldDriver:
         """For Communicator(driver=...) of this rank."""
         if rank not in self._drivers:
-            self._drivers[rank] = WorldDriver(self, rank)
+            self._drivers[rank] = WorldDriver(self, self._rank(rank))
         return self._drivers[rank]
 
     def backend_options(self, rank: int, knobs: Mapping[str, Any] | str = "") -> str:
         """For Communicator(backend_options=...) of this rank."""
-        own = f"world={self.number},rank={rank}"
+        own = f"world={self.number},rank={self._rank(rank)}"
         return f"{own},{_options(knobs)}" if knobs else own
 
     def inject(self, fault: str) -> None:
@@ -258,21 +281,19 @@ class World:
         for handle in self.driver(rank).handles:
             handle.abandon()
         self._ended(sum(1 for fiber in self._fibers if fiber.rank == rank and not fiber.ended))
-
-    def die(self) -> None:
-        """For a fiber whose rank was killed: give the baton away for ever."""
-        while True:
-            self._yield(self._world)
+        if getattr(self._local, "rank", None) == rank:
+            while True:  # the baton is given away for ever
+                self._yield(self._world)
 
     def pause(self, rank: int, seconds: float | None = None) -> None:
         """As SIGSTOP; None: until resume()."""
-        self._sim.pause(self._world, rank, FOREVER if seconds is None else int(seconds * 1e9))
+        self._sim.pause(self._world, self._rank(rank), FOREVER if seconds is None else int(seconds * 1e9))
 
     def resume(self, rank: int) -> None:
-        self._sim.resume(self._world, rank)
+        self._sim.resume(self._world, self._rank(rank))
 
     def alive(self, rank: int) -> bool:
-        return bool(self._sim.alive(self._world, rank))
+        return bool(self._sim.alive(self._world, self._rank(rank)))
 
     # ------------------------------------------------------------------------------------------------------ observing
 

@@ -126,8 +126,9 @@ static uccl_ep_status parse_options(const uccl_ep_host *host, const char *name, 
     }
     if (!wanted.has_world)
         return fail(host, UCCL_EP_E_UNSUPPORTED, 0,
-                    "ranks on virtual NICs live in one process, in a world: `uccl-ep conformance --backend sim` makes "
-                    "one, and world_open of csrc/backends/sim/sim.h; then options are world=N,rank=R");
+                    "ranks on virtual NICs live in one process, in a world: uccl_ep.simulator.run(function) and "
+                    "`uccl-ep conformance --backend sim` make one, from C world_open() of sim.h; then options are "
+                    "world=N,rank=R");
     d->w = world_find((uint32_t)wanted.world);
     if (!d->w)
         return fail(host, UCCL_EP_E_INVALID, 0, "world=%llu: no such world is open in this process",
