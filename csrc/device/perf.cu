@@ -59,9 +59,9 @@ UCCL_EP_DEVICE void finish(const uccl_ep::comm &c, const perf_job &job, uccl_ep_
 /* Until `word` counts `value`. */
 UCCL_EP_DEVICE uccl_ep::status await(const uccl_ep::comm &c, const uccl_ep_u64 *word, uccl_ep_u64 value) {
     const uccl_ep_u64 begin = platform::clock();
-    while (platform::load_acquire_system(word) < value) {
+    for (uccl_ep_u32 turn = 1; platform::load_acquire_system(word) < value; turn++) {
         platform::relax();
-        if (platform::clock() - begin > c.timeout_ticks) return UCCL_EP_E_DEADLINE;
+        if (turn % 64 == 0 && platform::clock() - begin > c.timeout_ticks) return UCCL_EP_E_DEADLINE;
     }
     return UCCL_EP_OK;
 }

@@ -70,12 +70,12 @@ uccl_ep_emulation_lane *uccl_ep_emulation_self(void) {
     return &here->current->view;
 }
 
-/* What a lane has fenced is over once it may have learnt something new. */
+/* What a lane has fenced is over once it may have learnt something new: shuffle and ballot order no memory. */
 static void wait_for(lane_state state, const void *where) {
     lane *me = here->current;
     me->state = state;
     me->where = where;
-    me->view.fenced = 0;
+    if (state != SHUFFLE && state != BALLOT) me->view.fenced = 0;
     fiber_release(&here->ended); /* it may be its last turn */
     fiber_leave(&here->home, &me->fiber);
 }

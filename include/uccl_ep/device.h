@@ -88,36 +88,55 @@ UCCL_EP_DEVICE ticket refuse(const comm &c, status result, uccl_ep_u64 channel, 
     return UCCL_EP_NO_TICKET;
 }
 
-#define UCCL_EP_LOOK_TICKS_ (1u << 14) /* 16 us where a tick is a nanosecond */
+/* Turns between two looks at what else ends a wait: one that polls host memory takes about a microsecond, one that
+ * polls shared memory some tens of nanoseconds. */
+enum : uccl_ep_u32 { polls_host = 16, polls_shared = 1024 };
 
-/* What ends a wait, besides what it waits for. It is looked at by the clock and rarely: each look is a read of host
- * memory, and most waits are over before one would have come back. */
+/* What ends a wait, besides what it waits for. It is looked at rarely: each look is a read of host memory, and the
+ * clock of all multiprocessors is a bottleneck where thousands of warps ask it. */
 struct patience {
-    uccl_ep_u64 end, next; /* of the wait; of its next look. 0: not set yet */
-    uccl_ep_u32 turns;
+    uccl_ep_u64 end; /* 0: not known yet */
+    uccl_ep_u32 period, turns;
     bool looked; /* in this turn: the caller may look at more */
+
+    UCCL_EP_DEVICE explicit patience(uccl_ep_u32 turns_a_look)
+        : end(0), period(turns_a_look), turns(0), looked(false) {}
 
     /* One turn. UCCL_EP_OK: go on. */
     UCCL_EP_DEVICE status turn(const comm &c) {
         platform::relax();
-        looked = false;
-        if (++turns % 16) return UCCL_EP_OK;
+        looked = ++turns == period;
+        if (!looked) return UCCL_EP_OK;
+        turns = 0;
         const uccl_ep_u64 now = platform::clock();
-        if (!end) {
-            end = now + c.timeout_ticks < now ? ~0ull : now + c.timeout_ticks;
-        } else if (now >= end && !UCCL_EP_DEVICE_FAULT(deadline_ignored)) {
-            return UCCL_EP_E_DEADLINE;
-        } else if (now >= next) {
-            looked = true;
-            if (platform::load_system(&c.control->aborted) && !UCCL_EP_DEVICE_FAULT(abort_ignored))
-                return UCCL_EP_E_ABORTED;
-        } else {
-            return UCCL_EP_OK;
-        }
-        next = now + UCCL_EP_LOOK_TICKS_;
+        if (!end) end = now + c.timeout_ticks < now ? ~0ull : now + c.timeout_ticks;
+        if (now >= end && !UCCL_EP_DEVICE_FAULT(deadline_ignored)) return UCCL_EP_E_DEADLINE;
+        if (platform::load_system(&c.control->aborted) && !UCCL_EP_DEVICE_FAULT(abort_ignored))
+            return UCCL_EP_E_ABORTED;
         return UCCL_EP_OK;
     }
 };
+
+/* A ring's description does not change: it is read by loads that a compiler may keep from one call to the next, since
+ * behind every acquire a plain load has to go to memory again. */
+UCCL_EP_STATIC_ASSERT_(sizeof(uccl_ep_ring) == 56, "ring_of() reads all of it");
+UCCL_EP_DEVICE uccl_ep_ring ring_of(const comm &c, uccl_ep_u32 channel) {
+    /* A compiler may also load earlier than it is asked to, before the channel has been checked. */
+    const uccl_ep_u64 *const words = (const uccl_ep_u64 *)&c.rings[channel < c.channels ? channel : 0];
+    const uccl_ep_u64 codec_and_slots = platform::load_constant(words);
+    const uccl_ep_u64 granularity_and_channel = platform::load_constant(words + 1);
+    uccl_ep_ring ring = {};
+    ring.codec_version = (uccl_ep_u32)codec_and_slots;
+    ring.log2_slots = (uccl_ep_u32)(codec_and_slots >> 32);
+    ring.granularity = (uccl_ep_u32)granularity_and_channel;
+    ring.channel = (uccl_ep_u32)(granularity_and_channel >> 32);
+    ring.first_ticket = platform::load_constant(words + 2);
+    ring.slots = (uccl_ep_slot *)platform::load_constant(words + 3);
+    ring.producer = (uccl_ep_ring_producer *)platform::load_constant(words + 4);
+    ring.gave_up = (uccl_ep_u64 *)platform::load_constant(words + 5);
+    ring.counters = (const uccl_ep_ring_counters *)platform::load_constant(words + 6);
+    return ring;
+}
 
 UCCL_EP_DEVICE status check_channel(const comm &c, uccl_ep_u32 channel) {
     if (c.version != UCCL_EP_DEVICE_VERSION) return UCCL_EP_E_ABI;
@@ -129,8 +148,7 @@ UCCL_EP_DEVICE status check_channel(const comm &c, uccl_ep_u32 channel) {
 /* Until the slots of tickets first .. first + n - 1 are free. */
 UCCL_EP_DEVICE status wait_for_space(const comm &c, const uccl_ep_ring &ring, ticket first, uccl_ep_u64 n) {
     const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
-    if (UCCL_EP_DEVICE_FAULT(overwrite_full_ring)) return UCCL_EP_OK;
-    for (patience p = {};;) {
+    for (patience p(polls_host);;) {
         const uccl_ep_u64 tail = platform::load_acquire_system(&ring.counters->tail);
         if (first + n - tail <= slots) {
             platform::store_release_device(&ring.producer->tail_cache, tail);
@@ -151,28 +169,32 @@ UCCL_EP_DEVICE status wait_for_space(const comm &c, const uccl_ep_ring &ring, ti
  * The lanes of g, and no others, each with its command: consecutive tickets in the order of lanes. No more lanes than
  * the ring has slots. All get a ticket, or none.
  *
- * The cached tail is read beside the addition, not after it, and by every lane, so that the fence before a lane's store
- * makes an acquire of its own read: who wrote the cache had acquired the tail. A tail that one lane waits for is
- * acquired by that lane, and sync_warp hands it on. Differences, not comparisons: tickets may wrap.
+ * Each lane fences while the reservation and the cached tail are under way. The fence is the release of what comes
+ * before the post (PUB-1), and the acquire of the cache, which every lane has read: who wrote it had acquired the tail.
+ * A tail that one lane waits for is acquired by that lane, and sync_warp hands it on. Differences, not comparisons:
+ * tickets may wrap.
  */
 UCCL_EP_DEVICE ticket post_lanes(const comm &c, const uccl_ep_ring &ring, const lanes &g, const uccl_ep_words &words) {
     const bool alone = UCCL_EP_DEVICE_FAULT(lanes_wait_alone);
     const uccl_ep_u32 n = alone ? 1 : g.count;
     const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
-    const uccl_ep_u64 tail = platform::load_device(&ring.producer->tail_cache);
+    const bool reserves = alone || g.leads();
     uccl_ep_u64 first = 0;
-    if (alone || g.leads()) first = platform::add_device(&ring.producer->head, n);
+    if (reserves) first = platform::add_device(&ring.producer->head, n);
+    const uccl_ep_u64 tail = platform::load_device(&ring.producer->tail_cache);
+    if (!UCCL_EP_DEVICE_FAULT(no_fence)) platform::fence_system();
     if (g.count > 1 && !alone) first = platform::shuffle(g.mask, first, g.leader);
-    if (platform::ballot(g.mask, first + n - tail <= slots) != g.mask) {
+    const bool there = first + n - tail <= slots || UCCL_EP_DEVICE_FAULT(overwrite_full_ring);
+    if (platform::ballot(g.mask, there) != g.mask) {
         uccl_ep_u64 ok = 1;
-        if (alone || g.leads()) ok = wait_for_space(c, ring, first, n) == UCCL_EP_OK;
+        if (reserves) ok = wait_for_space(c, ring, first, n) == UCCL_EP_OK;
         platform::sync_warp(g.mask);
         if (!alone) ok = platform::shuffle(g.mask, ok, g.leader);
         if (!ok) return UCCL_EP_NO_TICKET;
+        if (!UCCL_EP_DEVICE_FAULT(no_fence)) platform::fence_system(); /* of what the meeting has told */
     }
     if (!alone) first += g.index;
     const uccl_ep_u64 parity = uccl_ep_ring_parity(ring.log2_slots, first);
-    if (!UCCL_EP_DEVICE_FAULT(no_fence)) platform::fence_system();
     platform::store_command(&ring.slots[first & (slots - 1)],
                             words.word[0] | (UCCL_EP_DEVICE_FAULT(parity_in_one_word) ? 0 : parity),
                             words.word[1] | parity);
@@ -183,7 +205,7 @@ UCCL_EP_DEVICE ticket post_lanes(const comm &c, const uccl_ep_ring &ring, const 
  * holds. The loop is the same for all of them: none leaves it while others still have to post. */
 UCCL_EP_DEVICE ticket post_one(const comm &c, uccl_ep_u32 channel, const uccl_ep_words &words) {
     const lanes all = lanes_of(platform::active());
-    const uccl_ep_ring ring = c.rings[channel];
+    const uccl_ep_ring ring = ring_of(c, channel);
     if (all.count == 1) return post_lanes(c, ring, all, words);
     ticket mine = UCCL_EP_NO_TICKET;
     for (uccl_ep_u64 left = all.mask; left;) {
@@ -348,7 +370,7 @@ UCCL_EP_DEVICE ticket post_many_warp(const comm &c, uccl_ep_u32 channel, const u
     status result = detail::check_channel(c, channel);
     uccl_ep_ring ring = {};
     if (result == UCCL_EP_OK) {
-        ring = c.rings[channel];
+        ring = detail::ring_of(c, channel);
         if (platform::count_bits(who) > uccl_ep_ring_slots(&ring)) result = UCCL_EP_E_RANGE;
     }
     ticket mine = UCCL_EP_NO_TICKET;
@@ -453,14 +475,11 @@ UCCL_EP_DEVICE status quiet_ticket(const comm &c, uccl_ep_u32 channel, ticket t,
     if (t == UCCL_EP_NO_TICKET) return not_posted(c);
     status result = check_channel(c, channel);
     if (result == UCCL_EP_OK) {
-        const uccl_ep_ring ring = c.rings[channel];
-        /* Read beside the counters: what is looked at first is often enough. */
-        const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
-        uccl_ep_u64 seen;
-        result = look(c, ring, t, source, false, &seen);
-        if (given_out(ring, head, t)) {
-            if (result == UCCL_EP_OK) return result;
-            patience p = {};
+        const uccl_ep_ring ring = ring_of(c, channel);
+        /* Before the first look: of a command that has just been posted, that would come too early, and the next one
+         * a bus turn late (on an H200 a round trip is then 3.5 us instead of 2.6). */
+        if (given_out(ring, platform::load_device(&ring.producer->head), t)) {
+            patience p(polls_host);
             return wait_ticket(c, ring, t, source, &p);
         }
         result = UCCL_EP_E_RANGE;
@@ -474,7 +493,7 @@ UCCL_EP_DEVICE status quiet_channel(const comm &c, uccl_ep_u32 channel, bool sou
     const status result = check_channel(c, channel);
     if (result != UCCL_EP_OK)
         return fail(c, result, quiet_kind(source), channel, UCCL_EP_NO_TICKET, UCCL_EP_NOWHERE_, 0, 0);
-    const uccl_ep_ring ring = c.rings[channel];
+    const uccl_ep_ring ring = ring_of(c, channel);
     const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
     return wait_ticket(c, ring, head - 1, source, p);
 }
@@ -494,7 +513,7 @@ UCCL_EP_DEVICE status quiet_block(const comm &c, uccl_ep_u32 channel, ticket t) 
 
 /* Until all tickets of the channel that were given out before the call are complete. */
 UCCL_EP_DEVICE status quiet(const comm &c, uccl_ep_u32 channel) {
-    detail::patience p = {};
+    detail::patience p(detail::polls_host);
     return detail::quiet_channel(c, channel, false, &p);
 }
 UCCL_EP_DEVICE status quiet_warp(const comm &c, uccl_ep_u32 channel) {
@@ -515,7 +534,7 @@ UCCL_EP_DEVICE status quiet_source_block(const comm &c, uccl_ep_u32 channel, tic
     return detail::once_a_block([&] { return quiet_source(c, channel, t); });
 }
 UCCL_EP_DEVICE status quiet_source(const comm &c, uccl_ep_u32 channel) {
-    detail::patience p = {};
+    detail::patience p(detail::polls_host);
     return detail::quiet_channel(c, channel, true, &p);
 }
 UCCL_EP_DEVICE status quiet_source_warp(const comm &c, uccl_ep_u32 channel) {
@@ -527,7 +546,7 @@ UCCL_EP_DEVICE status quiet_source_block(const comm &c, uccl_ep_u32 channel) {
 
 /* quiet over all channels that a device posts to, with one deadline (QUI-2). */
 UCCL_EP_DEVICE status quiet_all(const comm &c) {
-    detail::patience p = {};
+    detail::patience p(detail::polls_host);
     for (uccl_ep_u32 channel = 0; channel < c.channels; channel++) {
         const status result = detail::quiet_channel(c, channel, false, &p);
         if (result != UCCL_EP_OK) return result;
@@ -547,7 +566,7 @@ UCCL_EP_DEVICE status test(const comm &c, uccl_ep_u32 channel, ticket t) {
     uccl_ep_u64 seen = 0;
     status result = detail::check_channel(c, channel);
     if (result == UCCL_EP_OK) {
-        const uccl_ep_ring ring = c.rings[channel];
+        const uccl_ep_ring ring = detail::ring_of(c, channel);
         const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
         result = detail::look(c, ring, t, false, true, &seen);
         if (!detail::given_out(ring, head, t)) result = UCCL_EP_E_RANGE;
@@ -587,7 +606,7 @@ UCCL_EP_DEVICE status wait_signal(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 v
     status result = detail::check_slot(c, slot);
     uccl_ep_u64 word = 0;
     bool lost = false;
-    for (detail::patience p = {}; result == UCCL_EP_OK;) {
+    for (detail::patience p(detail::polls_host); result == UCCL_EP_OK;) {
         word = detail::signal_value(c, slot);
         const bool reached = UCCL_EP_DEVICE_FAULT(value_not_distance) ? word >= value : (long long)(word - value) >= 0;
         if (reached) break;

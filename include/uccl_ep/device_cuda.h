@@ -75,40 +75,48 @@ UCCL_EP_CUDA_STORE_(store_release_system, uccl_ep_u64, "l", "st.release.sys.b64"
 UCCL_EP_CUDA_STORE_(store_release_device, uccl_ep_u64, "l", "st.release.gpu.b64")
 UCCL_EP_CUDA_CHANGE_(add_device, uccl_ep_u64, "l", "atom.relaxed.gpu.add.u64")
 UCCL_EP_CUDA_CHANGE_(exchange_device, uccl_ep_u32, "r", "atom.relaxed.gpu.exch.b32")
-/* What is for the block lies in shared memory: generic addresses would make its atomics slow. */
-UCCL_EP_DEVICE uccl_ep_u32 in_shared(const uccl_ep_u64 *address) {
+/* What is for the block lies in shared memory, in words of 32 bits: through generic addresses each access would be
+ * several times slower, and an addition to 64 bits is a loop. */
+UCCL_EP_DEVICE uccl_ep_u32 in_shared(const void *address) {
     return (uccl_ep_u32)__cvta_generic_to_shared(address);
 }
-UCCL_EP_DEVICE uccl_ep_u64 load_acquire_block(const uccl_ep_u64 *address) {
-    uccl_ep_u64 value;
-    asm volatile("ld.acquire.cta.shared.b64 %0, [%1];" : "=l"(value) : "r"(in_shared(address)) : "memory");
+UCCL_EP_DEVICE uccl_ep_u32 load_acquire_block(const uccl_ep_u32 *address) {
+    uccl_ep_u32 value;
+    asm volatile("ld.acquire.cta.shared.b32 %0, [%1];" : "=r"(value) : "r"(in_shared(address)) : "memory");
     return value;
 }
-UCCL_EP_DEVICE void store_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
-    asm volatile("st.relaxed.cta.shared.b64 [%0], %1;" ::"r"(in_shared(address)), "l"(value) : "memory");
+UCCL_EP_DEVICE void store_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
+    asm volatile("st.relaxed.cta.shared.b32 [%0], %1;" ::"r"(in_shared(address)), "r"(value) : "memory");
 }
-UCCL_EP_DEVICE void store_release_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
-    asm volatile("st.release.cta.shared.b64 [%0], %1;" ::"r"(in_shared(address)), "l"(value) : "memory");
+UCCL_EP_DEVICE void store_release_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
+    asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(in_shared(address)), "r"(value) : "memory");
 }
-UCCL_EP_DEVICE uccl_ep_u64 add_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
-    uccl_ep_u64 old;
-    asm volatile("atom.relaxed.cta.shared.add.u64 %0, [%1], %2;"
-                 : "=l"(old)
-                 : "r"(in_shared(address)), "l"(value)
+UCCL_EP_DEVICE uccl_ep_u32 add_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
+    uccl_ep_u32 old;
+    asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "r"(in_shared(address)), "r"(value)
                  : "memory");
     return old;
 }
-UCCL_EP_DEVICE uccl_ep_u64 or_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
-    uccl_ep_u64 old;
-    asm volatile("atom.relaxed.cta.shared.or.b64 %0, [%1], %2;"
-                 : "=l"(old)
-                 : "r"(in_shared(address)), "l"(value)
+UCCL_EP_DEVICE uccl_ep_u32 or_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
+    uccl_ep_u32 old;
+    asm volatile("atom.relaxed.cta.shared.or.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "r"(in_shared(address)), "r"(value)
                  : "memory");
     return old;
 }
 #undef UCCL_EP_CUDA_LOAD_
 #undef UCCL_EP_CUDA_STORE_
 #undef UCCL_EP_CUDA_CHANGE_
+
+/* Neither volatile nor a clobber: equal loads are one load. */
+UCCL_EP_DEVICE uccl_ep_u64 load_constant(const uccl_ep_u64 *address) {
+    uccl_ep_u64 value;
+    asm("ld.global.nc.b64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(address)));
+    return value;
+}
 
 UCCL_EP_DEVICE void fence_system() {
     asm volatile("fence.acq_rel.sys;" ::: "memory");

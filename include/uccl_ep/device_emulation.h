@@ -76,7 +76,7 @@ UCCL_EP_DEVICE uccl_ep_u64 load_acquire_system(const uccl_ep_u64 *address) {
 UCCL_EP_DEVICE uccl_ep_u64 load_acquire_device(const uccl_ep_u64 *address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
-UCCL_EP_DEVICE uccl_ep_u64 load_acquire_block(const uccl_ep_u64 *address) {
+UCCL_EP_DEVICE uccl_ep_u32 load_acquire_block(const uccl_ep_u32 *address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 UCCL_EP_DEVICE void store_system(uccl_ep_u64 *address, uccl_ep_u64 value) {
@@ -88,10 +88,10 @@ UCCL_EP_DEVICE void store_release_system(uccl_ep_u64 *address, uccl_ep_u64 value
 UCCL_EP_DEVICE void store_release_device(uccl_ep_u64 *address, uccl_ep_u64 value) {
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
-UCCL_EP_DEVICE void store_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE void store_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
-UCCL_EP_DEVICE void store_release_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE void store_release_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 UCCL_EP_DEVICE uccl_ep_u64 add_device(uccl_ep_u64 *address, uccl_ep_u64 value) {
@@ -100,11 +100,15 @@ UCCL_EP_DEVICE uccl_ep_u64 add_device(uccl_ep_u64 *address, uccl_ep_u64 value) {
 UCCL_EP_DEVICE uccl_ep_u32 exchange_device(uccl_ep_u32 *address, uccl_ep_u32 value) {
     return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
 }
-UCCL_EP_DEVICE uccl_ep_u64 add_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE uccl_ep_u32 add_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }
-UCCL_EP_DEVICE uccl_ep_u64 or_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE uccl_ep_u32 or_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
+}
+
+UCCL_EP_DEVICE uccl_ep_u64 load_constant(const uccl_ep_u64 *address) {
+    return *address;
 }
 
 UCCL_EP_DEVICE void fence_system() {
@@ -125,6 +129,7 @@ UCCL_EP_DEVICE uccl_ep_u64 load_pair_system(const uccl_ep_u64 *address, uccl_ep_
  * was there makes the store a release, which ThreadSanitizer, unlike a fence, understands. */
 UCCL_EP_DEVICE void store_command(uccl_ep_slot *slot, uccl_ep_u64 word0, uccl_ep_u64 word1) {
     if (!uccl_ep_emulation_self()->fenced) uccl_ep_emulation_unfenced();
+    uccl_ep_emulation_self()->fenced = 0;
     __atomic_store_n(&slot->word[0], word0, __ATOMIC_RELAXED);
     __atomic_store_n(&slot->word[1], word1, __ATOMIC_RELEASE);
 }

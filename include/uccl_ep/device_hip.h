@@ -58,7 +58,7 @@ UCCL_EP_DEVICE uccl_ep_u64 load_acquire_system(const uccl_ep_u64 *address) {
 UCCL_EP_DEVICE uccl_ep_u64 load_acquire_device(const uccl_ep_u64 *address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
-UCCL_EP_DEVICE uccl_ep_u64 load_acquire_block(const uccl_ep_u64 *address) {
+UCCL_EP_DEVICE uccl_ep_u32 load_acquire_block(const uccl_ep_u32 *address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 UCCL_EP_DEVICE void store_system(uccl_ep_u64 *address, uccl_ep_u64 value) {
@@ -70,10 +70,10 @@ UCCL_EP_DEVICE void store_release_system(uccl_ep_u64 *address, uccl_ep_u64 value
 UCCL_EP_DEVICE void store_release_device(uccl_ep_u64 *address, uccl_ep_u64 value) {
     __hip_atomic_store(address, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
-UCCL_EP_DEVICE void store_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE void store_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     __hip_atomic_store(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-UCCL_EP_DEVICE void store_release_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE void store_release_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     __hip_atomic_store(address, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 UCCL_EP_DEVICE uccl_ep_u64 add_device(uccl_ep_u64 *address, uccl_ep_u64 value) {
@@ -82,11 +82,15 @@ UCCL_EP_DEVICE uccl_ep_u64 add_device(uccl_ep_u64 *address, uccl_ep_u64 value) {
 UCCL_EP_DEVICE uccl_ep_u32 exchange_device(uccl_ep_u32 *address, uccl_ep_u32 value) {
     return __hip_atomic_exchange(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-UCCL_EP_DEVICE uccl_ep_u64 add_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE uccl_ep_u32 add_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-UCCL_EP_DEVICE uccl_ep_u64 or_block(uccl_ep_u64 *address, uccl_ep_u64 value) {
+UCCL_EP_DEVICE uccl_ep_u32 or_block(uccl_ep_u32 *address, uccl_ep_u32 value) {
     return __hip_atomic_fetch_or(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+
+UCCL_EP_DEVICE uccl_ep_u64 load_constant(const uccl_ep_u64 *address) {
+    return *address;
 }
 
 UCCL_EP_DEVICE void fence_system() {
