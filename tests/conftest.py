@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +50,26 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def checkout() -> Path:
     return Path(__file__).resolve().parents[1]
+
+
+Conformance = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def conformance(tmp_path: Path) -> Conformance:
+    """`uccl-ep conformance` with these arguments: its status, its report ({}: it wrote none) and what it said."""
+
+    def run(*arguments: str, timeout: float = 900.0) -> tuple[int, dict[str, Any], str]:
+        report = tmp_path / "report.json"
+        report.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "uccl_ep", "conformance", "--json", str(report), *arguments],
+            cwd=tmp_path,  # not the checkout: what is installed is what is tested
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stdout + done.stderr
+
+    return run

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-SUITE = [sys.executable, "-m", "uccl_ep", "conformance", "--backend", "sim"]
+if TYPE_CHECKING:
+    from conftest import Conformance
+
+SIM = ("--backend", "sim")
 PROFILES = ("connectx", "connectx-ro", "efa", "efa3", "thor2", "pollara", "pollara-noatomic", "cxi", "strawman-min")
-SECONDS = 900
 # docs/conformance.md and the profile's own table: what each is expected to be driven by.
 STRATEGY = {
     "connectx": "ordered_atomic",
@@ -28,23 +27,9 @@ STRATEGY = {
 }
 
 
-def run(*arguments: str, folder: Path) -> tuple[int, dict[str, Any], str]:
-    report = folder / "report.json"
-    report.unlink(missing_ok=True)
-    done = subprocess.run(
-        [*SUITE, "--json", str(report), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    return done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stdout + done.stderr
-
-
 @pytest.mark.required_in_ci
-def test_all_profiles(tmp_path: Path) -> None:
-    status, report, said = run("--profile", "all", "--ranks", "2", "--seed", "1", folder=tmp_path)
+def test_all_profiles(conformance: Conformance) -> None:
+    status, report, said = conformance(*SIM, "--profile", "all", "--ranks", "2", "--seed", "1")
     assert status == 0, said[-6000:]
     assert report["schema"] == "uccl_ep.conformance-profiles/1"
     runs = report["profiles"]
@@ -55,17 +40,21 @@ def test_all_profiles(tmp_path: Path) -> None:
         for case in one["cases"]:
             assert case["status"] in ("pass", "not_supported"), (one["profile"], case)
             assert case["status"] != "pass" or len(case["hash"]) == 16, case
+        told = one["histories"]
+        assert told["remarks"] == [], (one["profile"], told)
+        assert told["judged"] > 5 * sum(told["not_judged"].values()), (one["profile"], told)
+        assert min(told["words"], told["signals"]) > 1000
     assert all(name in said for name in PROFILES)
 
 
 @pytest.mark.required_in_ci
 @pytest.mark.parametrize("profile", ["efa", "cxi", "strawman-min"])
-def test_the_same_seed_is_the_same_run(profile: str, tmp_path: Path) -> None:
+def test_the_same_seed_is_the_same_run(profile: str, conformance: Conformance) -> None:
     """Bit for bit: every event, choice and virtual nanosecond is in the hash."""
     arguments = ("--profile", profile, "--case", "sig2.*", "--case", "err5.*", "--case", "thr1.*", "--case", "err3.*")
     hashes = []
     for seed in ("7", "7", "8"):
-        status, report, said = run(*arguments, "--seed", seed, folder=tmp_path)
+        status, report, said = conformance(*SIM, *arguments, "--seed", seed)
         assert status == 0, said[-6000:]
         hashes.append({case["id"]: case["hash"] for case in report["cases"] if case["status"] == "pass"})
     assert hashes[0] == hashes[1]
@@ -73,7 +62,7 @@ def test_the_same_seed_is_the_same_run(profile: str, tmp_path: Path) -> None:
     assert not set(hashes[0].items()) & set(hashes[2].items())
 
 
-def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_refused(conformance: Conformance) -> None:
     for arguments, text in (
         ((), "--profile"),
         (("--profile", "efa33"), "did you mean 'efa3'"),
@@ -81,16 +70,16 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
         (("--profile", "all", "--html", "x.html"), "--html is for one profile"),
         (("--profile", "efa", "--lane", "shm"), "go together"),
     ):
-        status, report, said = run(*arguments, folder=tmp_path)
+        status, report, said = conformance(*SIM, *arguments)
         assert (status, report) == (2, {})
         assert text in said
         assert "Traceback" not in said
 
 
-def test_knobs_are_on_the_scorecard(tmp_path: Path) -> None:
+def test_knobs_are_on_the_scorecard(conformance: Conformance, tmp_path: Path) -> None:
     page = tmp_path / "card.html"
     arguments = ("--profile", "efa", "--backend-options", "visible_delay=0,dup_write=10", "--case", "sig1.exact_sum")
-    status, report, said = run(*arguments, "--html", str(page), folder=tmp_path)
+    status, report, said = conformance(*SIM, *arguments, "--html", str(page))
     assert status == 0, said[-6000:]
     assert report["knobs"] == "visible_delay=0,dup_write=10"
     assert "visible_delay=0,dup_write=10" in page.read_text()

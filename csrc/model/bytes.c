@@ -16,6 +16,7 @@
 
 #define MAX_CANDIDATES 64u
 #define MAX_DEPTH 6u
+#define MAX_PAGES 4096u
 
 typedef struct writer {
     uint64_t offset, end_offset; /* of its bytes at its rank */
@@ -39,6 +40,11 @@ typedef struct memory {
     uccl_ep_model *m;
     writer **of; /* per rank, by offset */
     uint32_t *n;
+    /* The same by where they write: those of page p of rank r are index[r][pages[r][p] .. pages[r][p + 1]). What is
+     * behind the heap is in the last page. */
+    uint32_t **pages, **index;
+    uint64_t n_pages;
+    unsigned page_shift;
     proof *proofs;
     uint32_t n_proofs, room_proofs;
     uint32_t *buckets;
@@ -81,6 +87,34 @@ static uint64_t placed(const memory *y, const writer *w) {
     return p ? p->seen_by : w->end;
 }
 
+static uint64_t page_of(const memory *y, uint64_t offset) {
+    const uint64_t page = offset >> y->page_shift;
+    return page < y->n_pages ? page : y->n_pages - 1;
+}
+
+static bool build_pages(memory *y) {
+    uccl_ep_model *m = y->m;
+    for (y->page_shift = 9; m->heap_bytes >> y->page_shift >= MAX_PAGES;) y->page_shift++;
+    y->n_pages = (m->heap_bytes >> y->page_shift) + 1;
+    y->pages = model_room(m, m->ranks, sizeof *y->pages);
+    y->index = model_room(m, m->ranks, sizeof *y->index);
+    if (!y->pages || !y->index) return false;
+    for (uint32_t r = 0; r < m->ranks; r++) {
+        uint32_t *ends = y->pages[r] = model_room(m, y->n_pages + 1, sizeof *ends);
+        if (!ends) return false;
+        for (uint32_t i = 0; i < y->n[r]; i++)
+            for (uint64_t p = page_of(y, y->of[r][i].offset); p <= page_of(y, y->of[r][i].end_offset - 1); p++)
+                ends[p]++;
+        for (uint64_t p = 1; p <= y->n_pages; p++) ends[p] += ends[p - 1];
+        y->index[r] = model_room(m, ends[y->n_pages], sizeof **y->index);
+        if (!y->index[r]) return false;
+        for (uint32_t i = y->n[r]; i-- > 0;)
+            for (uint64_t p = page_of(y, y->of[r][i].offset); p <= page_of(y, y->of[r][i].end_offset - 1); p++)
+                y->index[r][--ends[p]] = i; /* what was the end of a page is its beginning in the end */
+    }
+    return true;
+}
+
 static bool build_index(memory *y) {
     uccl_ep_model *m = y->m;
     y->of = model_room(m, m->ranks, sizeof *y->of);
@@ -116,7 +150,7 @@ static bool build_index(memory *y) {
             y->of[r][i].highest_end = highest;
         }
     }
-    return true;
+    return build_pages(y);
 }
 
 /* The writers of rank that touch [from, to) are among those below the result, from the back, until one whose highest
@@ -136,6 +170,12 @@ static uint32_t first_behind(const memory *y, uint32_t rank, uint64_t to) {
 #define FOR_WRITERS(y, rank, from, to, w)                                                                              \
     for (uint32_t i_##w = first_behind(y, rank, to); i_##w-- > 0 && (y)->of[rank][i_##w].highest_end > (from);)        \
         for (const writer *w = &(y)->of[rank][i_##w]; w && w->end_offset > (from); w = NULL)
+
+/* The writers of one word. */
+#define FOR_WRITERS_OF(y, rank, word, w)                                                                               \
+    for (uint32_t *pages_##w = &(y)->pages[rank][page_of(y, word)], i_##w = pages_##w[1]; i_##w-- > pages_##w[0];)     \
+        for (const writer *w = &(y)->of[rank][(y)->index[rank][i_##w]];                                                \
+             w && w->offset <= (word) && (word) < w->end_offset; w = NULL)
 
 static uint64_t store_value(const memory *y, const writer *w, uint64_t word) {
     const uint64_t k = (word - w->offset) / 8;
@@ -162,7 +202,7 @@ static uint32_t bucket_of(const memory *y, uint32_t rank, uint64_t word) {
 static uint64_t overwritten_before(const memory *y, uint32_t rank, uint64_t word, uint64_t time, uint32_t *by) {
     uint64_t latest = 0;
     *by = NOBODY;
-    FOR_WRITERS(y, rank, word, word + 8, w) {
+    FOR_WRITERS_OF(y, rank, word, w) {
         if (placed(y, w) >= time || (*by != NOBODY && w->begin < latest)) continue;
         latest = w->begin;
         *by = (uint32_t)(w - y->of[rank]);
@@ -209,7 +249,7 @@ static void possible(memory *y, uint32_t rank, uint64_t word, uint64_t from, uin
     uint32_t by;
     const uint64_t latest = overwritten_before(y, rank, word, from, &by);
     if (by == NOBODY) add_candidate(y, 0, as);
-    FOR_WRITERS(y, rank, word, word + 8, w) {
+    FOR_WRITERS_OF(y, rank, word, w) {
         const post *p = put_of(y, w);
         if (w->begin > to || (p && p->barred) || y->anything) continue;
         if (by != NOBODY && settled(y, w) < latest) continue;
@@ -340,7 +380,7 @@ static void explain(memory *y, uint32_t event, uint64_t word, uint64_t value) {
     uint32_t by;
     overwritten_before(y, rank, word, read->begin, &by);
     bool put_covers = false;
-    FOR_WRITERS(y, rank, word, word + 8, w) {
+    FOR_WRITERS_OF(y, rank, word, w) {
         const post *p = put_of(y, w);
         put_covers |= p != NULL;
         y->n_candidates = 0;
@@ -368,11 +408,11 @@ static void explain(memory *y, uint32_t event, uint64_t word, uint64_t value) {
         }
     }
     /* A put took its source too late, or too early. */
-    FOR_WRITERS(y, rank, word, word + 8, w) {
+    FOR_WRITERS_OF(y, rank, word, w) {
         const post *p = put_of(y, w);
         if (!p) continue;
         const uint64_t source = p->local + (word - p->remote);
-        FOR_WRITERS(y, p->rank, source, source + 8, s) {
+        FOR_WRITERS_OF(y, p->rank, source, s) {
             if (s->post != NOBODY || store_value(y, s, source) != value) continue;
             const bool later = s->begin > p->begin;
             model_report(m, UCCL_EP_MODEL_FORBIDDEN, read->begin, later ? "QUI-0" : "PUB-1",
@@ -450,15 +490,20 @@ static void judge_read(memory *y, uint32_t event) {
     }
 }
 
+/* What may have had no effect breaks no duty. */
+static bool surely(const post *p) {
+    return !p->barred && !p->maybe;
+}
+
 /* The program's own duties: sources are left alone until free (PUT-3), targets until complete (PUT-7). */
 static void judge_duties(memory *y) {
     uccl_ep_model *m = y->m;
     for (uint32_t i = 0; i < m->n_posts; i++) {
         const post *p = &m->posts[i];
-        if (!p->bytes || p->barred) continue;
+        if (!p->bytes || !surely(p)) continue;
         FOR_WRITERS(y, p->rank, p->local, p->local + p->bytes, w) {
             const post *q = put_of(y, w);
-            if (q && q->barred) continue;
+            if (q && !surely(q)) continue;
             const uint64_t there = q ? q->seen_by : w->end;
             if (there < p->begin || p->free_by < w->begin) continue;
             if (q == p && (p->local >= p->remote + p->bytes || p->remote >= p->local + p->bytes)) continue;
@@ -469,7 +514,7 @@ static void judge_duties(memory *y) {
         }
         FOR_WRITERS(y, p->target, p->remote, p->remote + p->bytes, w) {
             const post *q = put_of(y, w);
-            if (q == p || (q && q->barred)) continue;
+            if (q == p || (q && !surely(q))) continue;
             if (settled(y, w) < p->begin || p->settled_by < w->begin) continue;
             model_report(m, UCCL_EP_MODEL_PROGRAM, w->begin > p->begin ? w->begin : p->begin, "PUT-7",
                          EVENTS(p->event, w->event),
@@ -502,6 +547,10 @@ void bytes_judge(uccl_ep_model *m) {
     if (!m->out_of_memory) judge_duties(&y);
 out:
     for (uint32_t r = 0; y.of && r < m->ranks; r++) free(y.of[r]);
+    for (uint32_t r = 0; y.pages && r < m->ranks; r++) free(y.pages[r]);
+    for (uint32_t r = 0; y.index && r < m->ranks; r++) free(y.index[r]);
+    free(y.pages);
+    free(y.index);
     free(y.of);
     free(y.n);
     free(y.proofs);

@@ -101,6 +101,13 @@ int uccl_ep_model_add(uccl_ep_model *m, const uccl_ep_model_event *event, const 
     return 0;
 }
 
+int uccl_ep_model_add_all(uccl_ep_model *m, const uccl_ep_model_event *events, uint32_t n, const uint64_t *words,
+                          const uint64_t *first) {
+    for (uint32_t i = 0; i < n; i++)
+        if (uccl_ep_model_add(m, &events[i], first[i] == UINT64_MAX ? NULL : words + first[i])) return -1;
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ words */
 
 static const char *op_name(uint32_t op) {

@@ -100,6 +100,10 @@ UCCL_EP_MODEL_API void uccl_ep_model_free(uccl_ep_model *model);
 UCCL_EP_MODEL_API void uccl_ep_model_clear(uccl_ep_model *model);
 /* `words`: bytes / 8 of them for READ (required) and STORE (NULL: stamps); copied. Returns 0, or not 0. */
 UCCL_EP_MODEL_API int uccl_ep_model_add(uccl_ep_model *model, const uccl_ep_model_event *event, const uint64_t *words);
+/* Many at once: the words of events[i] begin at words[first[i]]; UINT64_MAX: it has none. Stops at the first that is
+ * refused. */
+UCCL_EP_MODEL_API int uccl_ep_model_add_all(uccl_ep_model *model, const uccl_ep_model_event *events, uint32_t n,
+                                            const uint64_t *words, const uint64_t *first);
 UCCL_EP_MODEL_API const char *uccl_ep_model_error(const uccl_ep_model *model);
 UCCL_EP_MODEL_API uint32_t uccl_ep_model_count(const uccl_ep_model *model);
 /* The event `index` in words; returns the bytes needed. */

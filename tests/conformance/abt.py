@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import Aborted, ChannelClosed, PeerLost, UcclEpError
@@ -117,10 +119,12 @@ def close_under_load(ctx: Context) -> None:
 
         def post(t: int, b: object = b) -> str:
             comm = b.comm  # type: ignore[attr-defined]
+            area = (1 << 19) + (ctx.rank * 8 + t) * (1 << 15)
             try:
-                while True:
-                    comm.channel(t % 2).put_signal(t % 2, 0, 4096 * t, 256, t)
-                    if t % 3 == 0:
+                for k in itertools.count():
+                    comm.channel(t % 2).put_signal(t % 2, 0, area + k % 128 * 256, 256, t)
+                    # The rest at the end of their areas: the same bytes are written again (PUT-7).
+                    if t % 3 == 0 or k % 128 == 127:
                         comm.quiet()
             except (Aborted, ChannelClosed, PeerLost) as error:
                 return type(error).__name__

@@ -346,7 +346,7 @@ def every_kind(ctx: Context) -> None:
                 put_words(to, layout.source(to), layout.landing(ctx.rank), 64),
                 signal_words(to, 1, (1 << 63) | 5),
                 (4, to << 51),
-                put_words(to, layout.source(to), layout.landing(ctx.rank), 64, op=3, slot=2, add=8191),
+                put_words(to, layout.source(to), layout.landing(ctx.rank) + 64, 64, op=3, slot=2, add=8191),
             ]
         )
     ).wait()
@@ -372,7 +372,8 @@ def every_kind(ctx: Context) -> None:
         "ERR-4",
         "a malformed command changed a signal word",
     )
-    b.expect(layout.landing(source), message(ctx, 64, source, ctx.rank, 0))
+    for at in (0, 64):
+        b.expect(layout.landing(source) + at, message(ctx, 64, source, ctx.rank, 0))
     if b.shadow is not None:
         b.compare(0, b.shadow, "ERR-4", "a malformed command moved bytes")
     ctx.barrier()

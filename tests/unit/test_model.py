@@ -49,6 +49,38 @@ def test_duty_of_the_program() -> None:
     assert (verdict.outcome, verdict.clause) == ("program", "PUT-3")
 
 
+def test_what_may_never_have_been_posted_breaks_no_duty() -> None:
+    h = History(ranks=2, heap_bytes=4096)
+    h.post(0, 1, 1, op="put", channel=0, target=1, ticket=0, local=0, remote=64, size=8)
+    h.post(0, 2, 2, op="put", channel=0, target=1, ticket=model.NO_TICKET, local=0, remote=64, size=8, status=-7007)
+    assert h.judge().outcome == "allowed"
+    h.post(0, 3, 3, op="put", channel=0, target=1, ticket=1, local=0, remote=64, size=8)
+    verdict = h.judge()
+    assert (verdict.outcome, verdict.clause, verdict.numbers) == ("program", "PUT-7", (0, 2))
+
+
+def test_many_events_at_once_are_the_same_events() -> None:
+    one = message(visible=False)
+    rows = np.zeros(5, model.EVENT_DTYPE)
+    rows["kind"] = [model.KINDS[k] for k in ("store", "post", "post", "signal", "read")]
+    rows["rank"] = [0, 0, 0, 1, 1]
+    rows["begin"], rows["end"] = [1, 3, 5, 7, 9], [2, 4, 6, 8, 10]
+    rows["op"], rows["peer"] = [0, 1, 2, 0, 0], [0, 1, 1, 0, 0]
+    rows["ticket"], rows["slot"], rows["value"] = [0, 0, 1, 0, 0], [0, 0, 3, 3, 0], [0, 0, 1, 1, 0]
+    rows["local"], rows["remote"], rows["bytes"] = [0, 0, 0, 0, 64], [0, 64, 0, 0, 0], [16, 16, 0, 0, 16]
+    words = np.array([11, 0, 11, 12], np.uint64)  # what was read, what was stored
+    first = np.array([2, model.NO_WORDS, model.NO_WORDS, model.NO_WORDS, 0], np.uint64)
+    other = History(ranks=2, heap_bytes=4096, signals=8)
+    other.add_all(rows, words, first)
+    assert [other.describe(i) for i in range(5)] == [one.describe(i) for i in range(5)]
+    assert str(other.judge()) == str(one.judge())
+    rows["rank"][3] = 2
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        History(ranks=2, heap_bytes=4096).add_all(rows, words, first)
+    with pytest.raises(ValueError, match="places of words"):
+        other.add_all(rows, words, first[:2])
+
+
 def test_waits_failures_resets_and_barriers_are_taken() -> None:
     h = History(ranks=2, heap_bytes=4096)
     h.post(0, 1, 1, op="put_signal", channel=0, target=1, ticket=0, remote=64, size=8, slot=0, add=1)

@@ -3,6 +3,7 @@
 
 The whole heap starts as canary bytes and every signal word as zero. A case says what it expects to change; whatever
 else changed at the end is a stray write or a stray signal (PUT-1, SIG-1), even where no assertion of the case looked.
+What the rank does and sees here is written down for the model of the contract (recording.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from . import patterns
 from .patterns import Bytes
 
 if TYPE_CHECKING:
-    from uccl_ep import Channel, Communicator
-
     from .context import Context
+    from .recording import RecordedChannel, RecordedCommunicator
 
 _MASK = (1 << 64) - 1
 # A larger heap is not touched as a whole: it may be sparse, and must stay so.
@@ -25,23 +25,31 @@ SHADOWED_BYTES = 96 << 20
 
 
 class Bench:
-    def __init__(self, ctx: Context, comm: Communicator, ranks: tuple[int, ...], *, shadow: bool, name: str) -> None:
+    def __init__(
+        self, ctx: Context, comm: RecordedCommunicator, ranks: tuple[int, ...], *, shadow: bool, name: str
+    ) -> None:
+        from .recording import RecordedHeap
+
         self.ctx, self.comm, self.ranks, self.name = ctx, comm, ranks, name
         self.rank, self.size = comm.rank, comm.size
-        self.heap: Bytes = comm.heap
+        self.part = comm.part
+        self.heap = RecordedHeap(comm.raw_heap(), self.part)
         self.signals = int(comm.info.signals)
         self.granularity = int(comm.info.granularity)
         self.words = [0] * self.signals
         self._loose_words: set[int] = set()
         self._loose: list[tuple[int, int]] = []
         self.shadow: Bytes | None = None
+        self.part.name = name
         self.closed = False
         self.broken = False  # aborted, or a peer is gone: no quiet and no barrier at the end
         if shadow and self.heap.size <= SHADOWED_BYTES:
             self.shadow = patterns.data(self.heap.size, ctx.seed, "canary", name, self.rank)
-            self.heap[:] = self.shadow
+            begin = self.part.clock()
+            self.heap.raw[:] = self.shadow
+            self.part.filled(begin, self.shadow)
 
-    def channel(self, i: int = 0) -> Channel:
+    def channel(self, i: int = 0) -> RecordedChannel:
         return self.comm.channel(i)
 
     # ------------------------------------------------------------------------------------ what memory must hold
@@ -94,17 +102,21 @@ class Bench:
         if self.shadow is None:
             return
         for offset, nbytes in self._loose:
-            self.shadow[offset : offset + nbytes] = self.heap[offset : offset + nbytes]
-        self.compare(0, self.shadow, "PUT-1", "bytes of the heap changed that nobody was to change")
+            self.shadow[offset : offset + nbytes] = self.heap.raw[offset : offset + nbytes]
+        begin = self.part.clock()
+        self._compare(self.heap.raw, 0, self.shadow, "PUT-1", "bytes of the heap changed that nobody was to change")
+        self.part.swept(begin, self.shadow)
 
     def compare(self, offset: int, want: Bytes, clause: str, message: str, **values: Any) -> None:
         """The own heap holds `want` at `offset`."""
-        got = self.heap[offset : offset + want.size]
+        self._compare(self.heap[offset : offset + want.size], offset, want, clause, message, **values)
+
+    def _compare(self, got: Bytes, offset: int, want: Bytes, clause: str, message: str, **values: Any) -> None:
         if np.array_equal(got, want):
             self.ctx.checked()
             return
         # Look once more only to describe it: the verdict stands, since whoever promised these bytes did so before.
-        got = got.copy()
+        got = self.heap.raw[offset : offset + want.size].copy()
         if np.array_equal(got, want):
             self.ctx.check(
                 False,

@@ -102,6 +102,9 @@ def summary(console: Console, result: SuiteResult) -> None:
         console.print(f"  replay: {escape(result.replay_of(case))}", highlight=False, soft_wrap=True)
     for note in result.notes:
         console.print(f"note: {escape(note)}", highlight=False)
+    console.print(escape(str(result.histories)), highlight=False, soft_wrap=True)
+    for remark in result.histories.remarks:
+        console.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
     counts = ", ".join(
         f"{n} {status.replace('_', ' ')}" for status, n in result.summary.items() if n or status == "pass"
     )

@@ -23,6 +23,8 @@ from .registry import IMPLICIT_CLAUSES, Case
 
 if TYPE_CHECKING:
     from .group import GroupOutcome
+    from .judgement import Judgement
+    from .recording import Part
 
 # Small, so that its canaries cost nothing. Cases that need more say so.
 DEFAULT_HEAP = 1 << 20
@@ -41,6 +43,7 @@ class Link(Protocol):
     def stop(self, rank: int, resume_after: float | None = None) -> None: ...
     def resume(self, rank: int) -> None: ...
     def now(self) -> float: ...
+    def clock(self) -> int: ...  # for histories: one for all ranks, that never goes back
     def sleep(self, seconds: float) -> None: ...
     def spawn(self, function: Callable[[], None]) -> Callable[[float], bool]: ...
     def inject(self, fault: str) -> None: ...
@@ -52,12 +55,17 @@ class Link(Protocol):
 class GroupBootstrap:
     """The bootstrap of one communicator: an allgather of bytes among its members."""
 
-    def __init__(self, link: Link, ranks: Sequence[int], rank: int) -> None:
-        self._link, self._ranks = link, tuple(ranks)
+    def __init__(self, link: Link, ranks: Sequence[int], rank: int, attempt: int = 0) -> None:
+        self._link, self._ranks, self._attempt = link, tuple(ranks), attempt
         self.rank, self.size = self._ranks.index(rank), len(self._ranks)
+        # Of the latest exchange, the number of each rank's attempt: no two communicators have the same.
+        self.identity: tuple[int, ...] = ()
 
     def allgather(self, data: bytes, timeout: float) -> list[bytes]:
-        return self._link.allgather(bytes(data), self._ranks, timeout, "bootstrap")
+        mine = self._attempt.to_bytes(8, "little") + bytes(data)
+        parts = self._link.allgather(mine, self._ranks, timeout, "bootstrap")
+        self.identity = tuple(int.from_bytes(part[:8], "little") for part in parts)
+        return [part[8:] for part in parts]
 
     def barrier(self, timeout: float) -> None:
         self.allgather(b"", timeout)
@@ -102,6 +110,10 @@ class Context:
         self.backend = backend
         self._benches: list[Bench] = []
         self._bench: Bench | None = None
+        self._attempts = 0  # to make a communicator
+        self._meetings: dict[tuple[int, ...], int] = {}
+        self.parts: list[Part] = []  # of the histories of its communicators
+        self.judged: list[Judgement] = []  # of groups inside
         self.caps: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}  # goes with the result (rank 0's)
         self.stage = "start"
@@ -138,7 +150,8 @@ class Context:
         return merged
 
     def bootstrap(self, ranks: Sequence[int] | None = None) -> GroupBootstrap:
-        return GroupBootstrap(self.link, range(self.size) if ranks is None else ranks, self.rank)
+        self._attempts += 1
+        return GroupBootstrap(self.link, range(self.size) if ranks is None else ranks, self.rank, self._attempts)
 
     def open(
         self,
@@ -151,11 +164,15 @@ class Context:
     ) -> Bench:
         """Make a communicator over `ranks` (all). `settle`: a barrier once every canary is in place; without it peers
         may signal at once, and there are no canaries."""
-        from uccl_ep import Communicator
+        from .recording import Part, RecordedCommunicator
 
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
         self.stage = "making a communicator"
-        comm = Communicator(self.bootstrap(members), **self.options(**overrides))
+        part = Part(self.link.clock, members, members.index(self.rank), self.seed)
+        bootstrap = self.bootstrap(members)
+        comm = RecordedCommunicator(part, bootstrap, **self.options(**overrides))
+        part.identity = bootstrap.identity
+        self.parts.append(part)
         self.stage = "running"
         bench = Bench(self, comm, members, shadow=shadow and settle, name=name or f"comm{len(self._benches)}")
         self._benches.append(bench)
@@ -197,11 +214,17 @@ class Context:
     # ------------------------------------------------------------------------------------------- the other ranks
 
     def allgather(self, data: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
-        members = range(self.size) if ranks is None else ranks
+        members = tuple(range(self.size) if ranks is None else ranks)
+        begin = self.link.clock()
         try:
-            return self.link.allgather(data, tuple(members), self.deadline - self.now(), "case")
+            gathered = self.link.allgather(data, members, self.deadline - self.now(), "case")
         except TimeoutError as error:
             raise OutOfTime(str(error)) from error
+        number = self._meetings[members] = self._meetings.get(members, 0) + 1
+        for bench in self._benches:
+            if bench.ranks == members and not bench.closed:
+                bench.part.met(begin, number)
+        return gathered
 
     def barrier(self, ranks: Sequence[int] | None = None) -> None:
         self.allgather(b"", ranks)
@@ -224,7 +247,9 @@ class Context:
         self, size: int, function: Callable[[Context], None], *, deadline: float | None = None
     ) -> GroupOutcome:
         """Fresh ranks of their own, as a run inside this rank: for cases in which all ranks die."""
-        return self.link.run_group(self, size, function, deadline)
+        outcome = self.link.run_group(self, size, function, deadline)
+        self.judged.append(outcome.judgement)
+        return outcome
 
     def inject(self, fault: str) -> None:
         """Make the NICs fail: "name key=value ..." of docs/simulator.md. For cases that need "faults"."""

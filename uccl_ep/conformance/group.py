@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .judgement import Judgement
+
 MAX_LINE = 16 << 20
 OUTPUT_KEPT = 3000  # bytes, of the start and of the end
 REPORT_SECONDS = 1.0
@@ -46,6 +48,8 @@ class GroupOutcome:
     seconds: float
     notes: dict[str, Any]  # what rank 0 noted down, for whoever asked for the run
     hash: str = ""  # of a simulated run: equal hashes, equal runs
+    parts: list[dict[str, Any]] = field(default_factory=list)  # of histories, as the ranks told them
+    judgement: Judgement = field(default_factory=Judgement)
 
 
 @dataclass
@@ -293,6 +297,7 @@ class Group:
     def _read(self, rank: _Rank) -> None:
         if rank.sock.fileno() < 0:
             return
+        whole = False
         while True:
             try:
                 data = rank.sock.recv(1 << 16, socket.MSG_DONTWAIT)
@@ -305,6 +310,9 @@ class Group:
                     self._selector.unregister(rank.sock)
                 break
             rank.received += data
+            whole = whole or b"\n" in data
+        if not whole and len(rank.received) <= MAX_LINE:
+            return
         *lines, rest = bytes(rank.received).split(b"\n")
         rank.received = bytearray(rest)
         if len(rest) > MAX_LINE:
@@ -402,20 +410,25 @@ class Group:
         first = self._ranks[0].result
         notes: dict[str, Any] = first["notes"] if first is not None else {}
         run = str(first.get("hash", "")) if first is not None else ""
+        parts: list[dict[str, Any]] = []
+        judgement = Judgement()
         for rank in self._ranks:
             if rank.result is not None:
                 ranks += map(str, rank.result.get("ranks", [rank.result["status"]]))
                 checks += int(rank.result["checks"])
                 caps = caps or rank.result["caps"]
+                parts += rank.result["parts"]
+                for told in rank.result["judged"]:
+                    judgement.add(Judgement.from_dict(told))
             else:
                 ranks.append("killed" if rank.condemned else "died" if not rank.alive else "running")
         if self._first is None:
-            return GroupOutcome("pass", {}, ranks, checks, caps, seconds, notes, run)
+            return GroupOutcome("pass", {}, ranks, checks, caps, seconds, notes, run, parts, judgement)
         status, detail, process = self._first
         output = self._output(self._ranks[process])
         if output and "stacks" not in detail:
             detail["output"] = output
-        return GroupOutcome(status, detail, ranks, checks, caps, seconds, notes, run)
+        return GroupOutcome(status, detail, ranks, checks, caps, seconds, notes, run, parts, judgement)
 
 
 def decode_gathered(data: Sequence[str]) -> list[bytes]:

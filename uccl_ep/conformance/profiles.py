@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import SuiteError
+from .judgement import Judgement
 from .results import BAD, STATUSES
 
 if TYPE_CHECKING:
@@ -170,6 +171,13 @@ def show(console: Console, runs: list[ProfileRun]) -> None:
             for name, value in (detail.get("values") or {}).items():
                 console.print(f"    {escape(name)}: {escape(str(value))}", highlight=False, soft_wrap=True)
             console.print(f"  replay: {escape(run.replay_of(case))}", highlight=False, soft_wrap=True)
+    told = Judgement()
+    for run in runs:
+        one = Judgement.from_dict(run.report["histories"])
+        told.add(replace(one, remarks=[f"{run.profile}: {remark}" for remark in one.remarks]))
+    console.print(escape(str(told)), highlight=False, soft_wrap=True)
+    for remark in told.remarks:
+        console.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
     totals = {status: sum(run.report["summary"][status] for run in runs) for status in STATUSES}
     counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in totals.items() if n)
     console.print(f"{len(runs)} profiles, level {runs[0].report['level']}: {counts}", highlight=False)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .judgement import Judgement
 from .registry import CLAUSES
 
 SCHEMA = "uccl_ep.conformance/1"
@@ -28,6 +29,7 @@ class CaseResult:
     ranks: int
     checks: int = 0
     hash: str = ""  # of a simulated run: equal hashes, equal runs
+    histories: Judgement = field(default_factory=Judgement)
 
     @property
     def bad(self) -> bool:
@@ -54,6 +56,7 @@ class CaseResult:
             "ranks": self.ranks,
             "checks": self.checks,
             "detail": self.detail,
+            "histories": self.histories.as_dict(),
             **({"hash": self.hash} if self.hash else {}),
         }
 
@@ -88,6 +91,14 @@ class SuiteResult:
         return {status: counts[status] for status in STATUSES}
 
     @property
+    def histories(self) -> Judgement:
+        total = Judgement()
+        for case in self.cases:
+            told = case.histories
+            total.add(replace(told, remarks=[f"{case.id}: {remark}" for remark in told.remarks]))
+        return total
+
+    @property
     def failed(self) -> bool:
         return any(c.bad for c in self.cases) or not self.cases
 
@@ -114,7 +125,8 @@ class SuiteResult:
         return f"conforms at level {self.level}{waived}"
 
     def by_clause(self) -> dict[str, list[CaseResult]]:
-        return {clause: [c for c in self.cases if clause in c.clauses] for clause in CLAUSES}
+        """The cases that check a clause; also those that were found to break it while they checked others."""
+        return {c: [case for case in self.cases if c in case.clauses or c == case.broken_clause] for c in CLAUSES}
 
     def replay_of(self, case: CaseResult) -> str:
         return f"{self.replay} --seed {self.seed} --case {case.id}"
@@ -140,6 +152,7 @@ class SuiteResult:
             "cases": [c.as_dict() for c in self.cases],
             "not_in_lane": self.not_in_lane,
             "summary": self.summary,
+            "histories": self.histories.as_dict(),
             "waivers": self.waivers,
             "notes": self.notes,
             "cannot_prove": list(self.cannot_prove),

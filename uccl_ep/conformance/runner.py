@@ -171,6 +171,7 @@ def probe(options: Options) -> dict[str, Any]:
 
 def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOutcome:
     from . import bench  # noqa: F401
+    from .history import judged
     from .worker import run_rank
 
     arguments = backend_arguments(options)
@@ -180,7 +181,7 @@ def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOu
     def main(rank: int, sock: Any) -> None:
         run_rank(case, rank, size, sock, seed=seed, backend=arguments, time_scale=options.time_scale)
 
-    return Group(size, main, deadline=case.timeout * options.time_scale).run()
+    return judged(Group(size, main, deadline=case.timeout * options.time_scale).run())
 
 
 def _run_simulated(case: Case, size: int, options: Options, arguments: dict[str, Any], seed: int) -> GroupOutcome:
@@ -307,7 +308,7 @@ def run_case(case: Case, options: Options, seed: int, capabilities: dict[str, An
         return result
     outcome = _run_group(case, size, options, seed=seed)
     result.status, result.detail, result.checks = outcome.status, outcome.detail, outcome.checks
-    result.seconds, result.hash = outcome.seconds, outcome.hash
+    result.seconds, result.hash, result.histories = outcome.seconds, outcome.hash, outcome.judgement
     if outcome.status == "pass" and not outcome.checks:
         result.status, result.detail = "internal_error", {"message": "the case asserted nothing"}
     elif outcome.status == "not_supported":

@@ -8,6 +8,7 @@ one that must pass costs a few thousand turns. The same seed gives the same run,
 from __future__ import annotations
 
 import functools
+import itertools
 import socket
 import threading
 import time
@@ -24,10 +25,14 @@ from . import patterns
 from .context import Context
 from .errors import GroupError, Interrupted
 from .group import GroupOutcome
+from .history import conclude
+from .judgement import Judgement
 from .registry import Case
 from .worker import ProcessLink, check_left_behind, held, judge, plain
 
 TRACE_LINES = 60  # of a failure
+# One thread at a time runs: a count tells what was before what.
+_moments = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class SimLink:
     # A microsecond of a world is some turns, and costs more than one of the machine; seconds of silence cost nothing.
     pace = 0.02
     patience = 20.0
+    clock = staticmethod(_moments.__next__)
     effort = 0.25
 
     def __init__(self, simulation: Simulation, rank: int) -> None:
@@ -106,6 +112,7 @@ class SimLink:
         outcome = inner.run()
         first = inner.contexts[0]
         checks = sum(c.checks for c in inner.contexts)
+        judgement = inner.conclude(outcome)
         return GroupOutcome(
             outcome.status,
             outcome.detail,
@@ -115,6 +122,7 @@ class SimLink:
             time.monotonic() - began,
             first.notes,
             outcome.hash,
+            judgement=judgement,
         )
 
 
@@ -177,6 +185,16 @@ class Simulation:
 
     def _outcome(self, status: str, detail: dict[str, Any]) -> Outcome:
         return Outcome(status, detail, self.world.hash, self.world.now())
+
+    def conclude(self, outcome: Outcome) -> Judgement:
+        """Judge the histories: the outcome may become another."""
+        judgement = Judgement()
+        for ctx in self.contexts:
+            for inner in ctx.judged:
+                judgement.add(inner)
+        parts = [part for ctx in self.contexts for part in ctx.parts]
+        outcome.status, outcome.detail = conclude(judgement, parts, outcome.status, outcome.detail)
+        return judgement
 
     def _life(self, rank: int) -> None:
         ctx = self.contexts[rank]
@@ -245,6 +263,7 @@ def run_world(
         status, detail = judge(case, ctx, lambda: check_left_behind(ctx, threads, descriptors))
         if status != "pass":
             outcome.status, outcome.detail = status, detail
+    judgement = simulation.conclude(outcome)
     link.send(
         {
             "op": "result",
@@ -255,6 +274,8 @@ def run_world(
             "caps": next((ctx.caps for ctx in contexts if ctx.caps), {}),
             "notes": {**plain(contexts[0].notes), "virtual_seconds": outcome.virtual_seconds},
             "hash": outcome.hash,
+            "parts": [],
+            "judged": [judgement.told()],
         }
     )
     link.exit_asked.wait(10.0)

@@ -17,9 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from . import history
 from .context import Context
 from .errors import CheckFailed, GroupError, Interrupted, NotSupported, OutOfTime
 from .group import Group, GroupOutcome, decode_gathered, encode_gathered
+from .history import judged
 from .registry import Case
 
 
@@ -28,6 +30,7 @@ class ProcessLink:
     can still be asked for a report."""
 
     pace = patience = effort = 1.0
+    clock = staticmethod(time.monotonic_ns)
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
         self._sock, self._rank = sock, rank
@@ -127,7 +130,7 @@ class ProcessLink:
         def main(rank: int, sock: socket.socket) -> None:
             run_rank(case, rank, size, sock, seed=ctx.seed, backend=ctx.backend, time_scale=ctx.time_scale)
 
-        return Group(size, main, deadline=max(limit, 0.1)).run()
+        return judged(Group(size, main, deadline=max(limit, 0.1)).run())
 
 
 def held() -> tuple[int, dict[int, str]]:
@@ -205,6 +208,9 @@ def run_rank(
         check_left_behind(ctx, threads, descriptors)
 
     status, detail = judge(case, ctx, body)
+    if status != "pass":
+        for part in ctx.parts:
+            part.spoil(history.NOT_PASSED)
     link.send(
         {
             "op": "result",
@@ -213,6 +219,8 @@ def run_rank(
             "checks": ctx.checks,
             "caps": ctx.caps,
             "notes": plain(ctx.notes),
+            "parts": [history.encode(part) for part in ctx.parts],
+            "judged": [judgement.told() for judgement in ctx.judged],
         }
     )
     # The communicators of a failed rank stay as they are until all have been heard: closing one would make others fail.

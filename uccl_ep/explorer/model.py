@@ -57,6 +57,8 @@ uccl_ep_model *uccl_ep_model_new(uint32_t ranks, uint64_t heap_bytes, uint32_t s
 void uccl_ep_model_free(uccl_ep_model *model);
 void uccl_ep_model_clear(uccl_ep_model *model);
 int uccl_ep_model_add(uccl_ep_model *model, const uccl_ep_model_event *event, const uint64_t *words);
+int uccl_ep_model_add_all(uccl_ep_model *model, const uccl_ep_model_event *events, uint32_t n,
+                          const uint64_t *words, const uint64_t *first);
 const char *uccl_ep_model_error(const uccl_ep_model *model);
 uint32_t uccl_ep_model_count(const uccl_ep_model *model);
 uint32_t uccl_ep_model_describe(const uccl_ep_model *model, uint32_t index, char *text, uint32_t bytes);
@@ -77,6 +79,19 @@ KINDS = {
 }
 OPS = {"put": 1, "signal": 2, "put_signal": 3, "flush": 4}
 OUTCOMES = ("allowed", "forbidden", "program", "invalid")
+
+# uccl_ep_model_event, for add_all().
+EVENT_DTYPE = np.dtype(
+    [
+        *((name, "u4") for name in ("kind", "rank")),
+        *((name, "u8") for name in ("begin", "end")),
+        ("status", "i4"),
+        *((name, "u4") for name in ("channel", "peer", "op", "slot", "source")),
+        *((name, "u8") for name in ("ticket", "local", "remote", "bytes", "value")),
+    ]
+)
+NO_WORDS = 0xFFFFFFFFFFFFFFFF
+_POINTERS = ("uccl_ep_model_event *", "uint64_t *", "uint64_t *")
 
 Words = NDArray[np.uint64]
 
@@ -146,6 +161,19 @@ class History:
         if lib.uccl_ep_model_add(self._model, event, buffer):
             raise ValueError(ffi.string(lib.uccl_ep_model_error(self._model)).decode())
         return len(self) - 1
+
+    def add_all(self, events: NDArray[np.void], words: Words, first: Words) -> None:
+        """Many at once, of EVENT_DTYPE. The words of event i begin at words[first[i]]; NO_WORDS: it has none."""
+        ffi, lib = _library()
+        if len(events) != len(first):
+            raise ValueError(f"{len(events)} events and places of words for {len(first)}")
+        arrays = [
+            np.ascontiguousarray(array, dtype)
+            for array, dtype in ((events, EVENT_DTYPE), (words, np.uint64), (first, np.uint64))
+        ]
+        pointers = [ffi.cast(type_name, array.ctypes.data) for type_name, array in zip(_POINTERS, arrays, strict=True)]
+        if lib.uccl_ep_model_add_all(self._model, pointers[0], len(events), pointers[1], pointers[2]):
+            raise ValueError(ffi.string(lib.uccl_ep_model_error(self._model)).decode())
 
     def post(
         self, rank: int, begin: int, end: int, *, op: str, channel: int, target: int, ticket: int, local: int = 0,
