@@ -250,7 +250,8 @@ class Assembly:
             self._tell_whole(part, note, STORE, part.canaries, spans)
         for note in events[kind == SWEEP]:
             assert part.seen is not None
-            spans = _spans([(here["remote"], here["bytes"])])
+            # Where puts went and the case never looked: the rest has been judged as it looked.
+            spans = _spans([(here["remote"], here["bytes"])], (part.reads["local"], part.reads["bytes"]))
             self._tell_whole(part, note, READ, part.seen, spans)
 
     def _puts_to(self, part: _Part) -> Events:
@@ -299,21 +300,24 @@ class Assembly:
         self._tell_spans(event, heap[: part.memory.words * 8].view(np.uint64), 0, part.memory.whole(spans))
 
 
-def _spans(ranges: list[tuple[Words, Words]]) -> list[Span]:
-    """The words in any of these ranges of bytes: offsets and lengths."""
+def _spans(ranges: list[tuple[Words, Words]], without: tuple[Words, Words] | None = None) -> list[Span]:
+    """The words in any of these ranges of bytes (offsets and lengths), but for those in `without`."""
     points: list[Words] = []
     steps: list[npt.NDArray[np.int64]] = []
-    for offset, nbytes in ranges:
+    weighed = [(offset, nbytes, 1) for offset, nbytes in ranges]
+    if without is not None:
+        weighed.append((*without, -1 << 32))
+    for offset, nbytes, weight in weighed:
         some = nbytes != 0
-        for at, sign in ((offset[some], 1), ((offset + nbytes + 7)[some], -1)):
+        for at, step in ((offset[some], weight), ((offset + nbytes + 7)[some], -weight)):
             points.append(at // 8)
-            steps.append(np.full(len(at), sign, np.int64))
-    at, step = np.concatenate(points), np.concatenate(steps)
-    if not len(at):
+            steps.append(np.full(len(at), step, np.int64))
+    edges = np.concatenate(points)
+    if not len(edges):
         return []
-    order = np.argsort(at)
-    at, inside = at[order], np.cumsum(step[order]) > 0
-    begin, end = at[:-1][inside[:-1]], at[1:][inside[:-1]]
+    order = np.argsort(edges)
+    edges, inside = edges[order], np.cumsum(np.concatenate(steps)[order]) > 0
+    begin, end = edges[:-1][inside[:-1]], edges[1:][inside[:-1]]
     some = begin < end
     begin, end = begin[some], end[some]
     fresh = np.ones(len(begin), np.bool_)

@@ -122,9 +122,9 @@ class Part:
             self._add(CANARY, begin)
 
     def swept(self, begin: int, seen: Bytes) -> None:
-        """The whole heap was looked at."""
+        """The whole heap was looked at. Nobody changes `seen` from now on."""
         if not self.unjudged:
-            self.seen = seen.copy()
+            self.seen = seen
             self._add(SWEEP, begin)
 
     def stored(self, begin: int, local: int, data: Bytes) -> None:
@@ -168,13 +168,17 @@ class Part:
 
     def posted(self, call: int, last: int) -> None:
         """With success: the last of its commands has this ticket."""
-        begin, channel, found = self._calls.pop(call)
-        self._post(begin, channel, found, 0, last - len(found) + 1)
+        known = self._calls.pop(call, None)
+        if known is not None:  # or it came back when all was over
+            begin, channel, found = known
+            self._post(begin, channel, found, 0, last - len(found) + 1)
 
     def posted_in_vain(self, call: int, status: int) -> None:
-        begin, channel, found = self._calls.pop(call)
-        known = [command for c in found if (command := _plain(c, len(self.members))) is not None]
-        self._post(begin, channel, known, status, None)
+        known = self._calls.pop(call, None)
+        if known is not None:
+            begin, channel, found = known
+            possible = [command for c in found if (command := _plain(c, len(self.members))) is not None]
+            self._post(begin, channel, possible, status, None)
 
     def _post(self, begin: int, channel: int, found: list[Command], status: int, first: int | None) -> None:
         if self.unjudged:

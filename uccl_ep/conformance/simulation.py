@@ -237,7 +237,8 @@ def warm_up(profile: str, library: Path) -> None:
 
     case = Case("warm.up", life, ("SIG-1",), ranks=(2,))
     backend = {"backend": library}
-    Simulation(case, 2, seed=1, setup=Setup(profile), backend=backend, time_scale=1.0).run()
+    simulation = Simulation(case, 2, seed=1, setup=Setup(profile), backend=backend, time_scale=1.0)
+    simulation.conclude(simulation.run())
 
 
 def run_world(
