@@ -107,10 +107,10 @@ static void no_such_knob(const char *key, bool of_device, char *text) {
     size_t best = 0;
     for (size_t i = 1; i < ROWS; i++)
         if (distance(key, rows[i].name) < distance(key, rows[best].name)) best = i;
-    snprintf(
-        text, 256,
-        "no knob '%.30s'; did you mean '%s'? docs/simulator.md and uccl_ep.simulator.knobs(PROFILE) list all %zu%s",
-        key, rows[best].name, ROWS, of_device ? "; a device also takes world, rank, profile" : "");
+    const char *nearest = distance(key, rows[best].name) <= 1 + strlen(key) / 3 ? rows[best].name : NULL;
+    snprintf(text, 256, "no knob '%.30s'%s%s; uccl_ep.simulator.knobs(PROFILE) lists all%s", key,
+             nearest ? "; did you mean " : "", nearest ? nearest : "",
+             of_device ? "; a device also takes world, rank, profile" : "");
 }
 
 static int one(vnic_knobs *knobs, const char *key, const char *value, vnic_other_key pass, void *context, char *text) {

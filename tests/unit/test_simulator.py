@@ -299,7 +299,7 @@ def test_faults_are_reached_by_name() -> None:
         ({"ranks": 0, "profile": "efa"}, "ranks"),
         ({"ranks": 2, "profile": "efa4"}, "efa"),
         ({"ranks": 2, "profile": "efa", "knobs": "no_such=1"}, "no_such"),
-        ({"ranks": 2, "profile": "efa", "knobs": "max_seg=1"}, "did you mean 'max_sge'"),
+        ({"ranks": 2, "profile": "efa", "knobs": "max_seg=1"}, "did you mean max_sge"),
         ({"ranks": 2, "profile": "efa", "knobs": "relaxed=True"}, "0 and 1 are possible"),
         ({"ranks": 2, "profile": "efa", "knobs": "dup_write=x"}, "0 to 100 are possible"),
         ({"ranks": 2, "profile": "efa", "knobs": "nics=2,ranks_per_nic=2"}, "nics and ranks_per_nic"),
