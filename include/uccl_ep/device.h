@@ -476,9 +476,11 @@ UCCL_EP_DEVICE status quiet_ticket(const comm &c, uccl_ep_u32 channel, ticket t,
     status result = check_channel(c, channel);
     if (result == UCCL_EP_OK) {
         const uccl_ep_ring ring = ring_of(c, channel);
-        /* Before the first look: of a command that has just been posted, that would come too early, and the next one
-         * a bus turn late (on an H200 a round trip is then 3.5 us instead of 2.6). */
-        if (given_out(ring, platform::load_device(&ring.producer->head), t)) {
+        const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
+        /* Of a command that has just been posted a look at once comes too early, and the next one a turn of the bus
+         * late: on an H200 a round trip is then 3.5 us instead of 2.6. */
+        platform::breath();
+        if (given_out(ring, head, t)) {
             patience p(polls_host);
             return wait_ticket(c, ring, t, source, &p);
         }

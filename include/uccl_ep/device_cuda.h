@@ -185,6 +185,11 @@ UCCL_EP_DEVICE uccl_ep_u64 cycles() {
 /* A wait reads host memory, for 0.7 us a turn, or shared memory, where a turn should be short: nanosleep, at its least,
  * takes longer than what most waits wait for. */
 UCCL_EP_DEVICE void relax() {}
+/* A third of a microsecond at the clocks of today's devices. Sleeping is not that exact. */
+UCCL_EP_DEVICE void breath() {
+    for (const uccl_ep_u64 begin = cycles(); cycles() - begin < 600;) {
+    }
+}
 UCCL_EP_DEVICE void *dynamic_shared() {
     extern __shared__ __align__(16) unsigned char uccl_ep_dynamic_shared[];
     return uccl_ep_dynamic_shared;

@@ -178,6 +178,7 @@ UCCL_EP_DEVICE void relax() {
     uccl_ep_emulation_relax();
     UCCL_EP_NO_TAIL_CALL_;
 }
+UCCL_EP_DEVICE void breath() {}
 UCCL_EP_DEVICE void *dynamic_shared() {
     return uccl_ep_emulation_self()->shared;
 }

@@ -157,6 +157,7 @@ UCCL_EP_DEVICE uccl_ep_u64 cycles() {
 UCCL_EP_DEVICE void relax() {
     __builtin_amdgcn_s_sleep(1);
 }
+UCCL_EP_DEVICE void breath() {}
 UCCL_EP_DEVICE void *dynamic_shared() {
     extern __shared__ uccl_ep_u64 uccl_ep_dynamic_shared[];
     return uccl_ep_dynamic_shared;

@@ -46,6 +46,8 @@
  *   clock()   ticks that grow at one rate on the whole device (uccl_ep_gpu_info.clock_hz). For deadlines.
  *   cycles()  the finest counter that this multiprocessor has, at a rate that nobody promises. For measurements.
  *   relax()   a turn of a wait. Every loop that waits for memory calls it.
+ *   breath()  what a command takes to the CPU and its answer to host memory, less what a read of that takes to arrive;
+ *             nothing where nobody has measured it
  *   dynamic_shared()   the shared memory that the launch asked for, 16-byte aligned
  */
 #ifndef UCCL_EP_DEVICE_PLATFORM_H

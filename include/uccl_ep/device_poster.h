@@ -30,8 +30,8 @@
  *
  * Gathering. A fence holds up what the other warps do in memory, and with it the commands that they are about to hand
  * in. A poster that fenced for the first that came found one or two each time, and stayed so: on an H200 the same
- * program made 1000 M/s in one run and 15 M/s in the next. So it waits for a whole warp's worth of commands as long as
- * more keep coming, at most for what a few fences take.
+ * program made 1000 M/s in one run and 15 M/s in the next. So it waits for a whole warp's worth of commands: for one of
+ * each producer that has not closed, and then as long as more keep coming; some microseconds at most.
  *
  * Failure. Who gives up, poster or producer, fails the poster: all others of the block learn why, and the channel is
  * closed, since commands that were handed in may never be posted (PRG-3). run() waits for producers at most as long as
@@ -49,7 +49,7 @@ namespace uccl_ep {
 struct poster {
     enum : uccl_ep_u32 { places = 64 }; /* no fewer than the widest warp's lanes */
     /* Looks, some tens of nanoseconds each. */
-    enum : uccl_ep_u32 { gathers = 64, gathers_in_vain = 8 };
+    enum : uccl_ep_u32 { gathers = 32, gathers_in_vain = 8 };
 
     uccl_ep_u64 word0[places], word1[places]; /* the ticket takes the place of word 0 */
     uccl_ep_u32 turn[places];                 /* modulo 2^32 */
@@ -144,7 +144,8 @@ struct poster {
             const uccl_ep_u64 gaps = ~there;
             uccl_ep_u64 n = gaps ? platform::lowest_bit(gaps) : 64; /* that are there without a gap */
             if (n > most) n = most;
-            if (n && n < most && looks < gathers && in_vain < gathers_in_vain) {
+            const bool all_there = n >= closers - platform::load_acquire_block(&closings);
+            if (n && n < most && looks < gathers && !(all_there && in_vain >= gathers_in_vain)) {
                 looks++;
                 in_vain = n > had ? 0 : in_vain + 1;
                 had = n;
