@@ -434,19 +434,23 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
         mine.functions = (flushes ? HAS_FLUSH_LOCAL : 0) | (comm->backend->replenish ? HAS_REPLENISH : 0);
     }
     hello *all = calloc(bootstrap->size, sizeof *all);
-    if (!all && so_far == UCCL_EP_OK) so_far = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the first exchange");
+    promised *each = calloc(bootstrap->size, sizeof *each);
+    if ((!all || !each) && so_far == UCCL_EP_OK)
+        so_far = fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the first exchange");
     uccl_ep_status status = exchange(comm, bootstrap, "open", so_far, &mine, sizeof mine, all);
     if (status == UCCL_EP_OK) {
         comm->agreed = (promised){comm->caps, mine.functions};
         if (!comm->agreed.caps.write_alignment) comm->agreed.caps.write_alignment = 1;
         for (uint32_t rank = 0; rank < comm->size && status == UCCL_EP_OK; rank++) {
             status = same(&mine, &all[rank], comm->rank, rank);
+            each[rank] = (promised){all[rank].caps, all[rank].functions};
             weaken(&comm->agreed.caps, &all[rank].caps);
             comm->agreed.functions &= all[rank].functions;
         }
         /* Everybody compared the same things, so everybody comes to the same answer here: no exchange is owed. */
-        if (status == UCCL_EP_OK) status = strategy_choose(comm, &comm->agreed);
+        if (status == UCCL_EP_OK) status = strategy_choose(comm, &comm->agreed, each);
     }
+    free(each);
     free(all);
     return status;
 }

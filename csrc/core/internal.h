@@ -450,7 +450,8 @@ uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *
                             uccl_ep_device_info *info);
 
 /* strategy.c */
-uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all);
+/* `all`: what every rank's NIC promises; each: [size], what its own does. */
+uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all, const promised *each);
 const char *strategy_name(uint32_t strategy);
 
 /* failure.c: called by proxies, off the hot path */

@@ -167,8 +167,50 @@ static void take(uccl_ep_comm *comm, const promised *all, const struct strategy 
     comm->replenish = comm->caps.flags & UCCL_EP_CAP_IMM_NEEDS_RECEIVE && comm->backend->replenish;
 }
 
-uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all) {
-    list last = {"", 0};
+static const char *raise_text(const promised *one) {
+    const uint32_t by = raise_by(one);
+    return by == RAISE_NONE      ? "by themselves"
+           : by == RAISE_REQUEST ? "on request"
+           : by == RAISE_READ    ? "by a read behind them"
+                                 : "not at all";
+}
+
+/* Whose NIC keeps all from the strategy. One that lacks something while others do not can be changed for another; where
+ * each would do alone, but not in the same way, they must be of one kind. */
+static void blame(const uccl_ep_comm *comm, const promised *all, const promised *each, const struct strategy *s,
+                  char *text, size_t bytes) {
+    list lacks = {"", 0}, of_first = {"", 0};
+    uint32_t lacking = 0, first = 0, other = 0;
+    missing(comm, all, s, &lacks);
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
+        list l = {"", 0};
+        missing(comm, &each[rank], s, &l);
+        if (!l.used) continue;
+        if (!lacking++) first = rank, of_first = l;
+    }
+    while (other + 1 < comm->size && raise_by(&each[other]) == raise_by(&each[0])) other++;
+    if (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER))
+        snprintf(text, bytes, "it needs %s", lacks.text);
+    else if (lacking == comm->size)
+        snprintf(text, bytes, "the NIC lacks %s", lacks.text);
+    else if (lacking > 1)
+        snprintf(text, bytes, "give rank %u, and %u more, another NIC (device): theirs lack %s", first, lacking - 1,
+                 of_first.text);
+    else if (lacking)
+        snprintf(text, bytes, "give rank %u another NIC (device): unlike others' its own lacks %s", first,
+                 of_first.text);
+    else if (raise_by(&each[other]) != raise_by(&each[0]))
+        snprintf(text, bytes,
+                 "give all ranks NICs of one kind (device): completed writes become visible (MEM-3) %s at rank 0 and "
+                 "%s at rank %u",
+                 raise_text(&each[0]), raise_text(&each[other]), other);
+    else
+        snprintf(text, bytes, "give all ranks NICs of one kind (device): together they lack %s", lacks.text);
+}
+
+uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all, const promised *each) {
+    char why[256];
+    list best = {"", 0};
     for (size_t i = 0; i < STRATEGIES; i++) {
         const struct strategy *s = &strategies[i];
         list lacks = {"", 0};
@@ -181,22 +223,19 @@ uccl_ep_status strategy_choose(uccl_ep_comm *comm, const promised *all) {
                          "asked for, and the NIC promises all it needs");
             else if (i)
                 snprintf(comm->strategy_reason, sizeof comm->strategy_reason, "%s lacks: %s", strategies[0].name,
-                         last.text);
+                         best.text);
             else
                 snprintf(comm->strategy_reason, sizeof comm->strategy_reason, "the NIC promises all it needs");
             return UCCL_EP_OK;
         }
         /* The advice comes first: what is missing may be more than a text holds. */
-        if (comm->config.strategy == s->id)
-            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7", "take auto, or another than %s: %s %s", s->name,
-                              s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER)
-                                  ? "it needs"
-                                  : "the NIC lacks",
-                              lacks.text);
-        if (!i || i + 1 == STRATEGIES) last = lacks;
+        if (comm->config.strategy == s->id) {
+            blame(comm, all, each, s, why, sizeof why);
+            return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7", "take auto, or another than %s: %s", s->name, why);
+        }
+        if (!i) best = lacks;
     }
-    return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7",
-                      "no signal strategy works on this NIC: it does not promise %s, which the one that asks for least "
-                      "needs",
-                      last.text);
+    blame(comm, all, each, &strategies[STRATEGIES - 1], why, sizeof why);
+    return fail_local(UCCL_EP_E_CAPABILITY, "SIG-7", "no signal strategy works, not even the one that needs least: %s",
+                      why);
 }

@@ -114,8 +114,14 @@ static void test_mixtures(void) {
          UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
          ""},
         /* Asked for, and one NIC cannot: no rank, not even one whose own NIC can, begins. */
-        {{"seed=1", "seed=2", "atomic_order=0,seed=3"}, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 0, "adds in order"},
-        {{"any_order=1,seed=1", "seed=2", "seed=3"}, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 0, "an error stops"},
+        {{"seed=1", "seed=2", "atomic_order=0,seed=3"},
+         UCCL_EP_STRATEGY_ORDERED_ATOMIC,
+         0,
+         "give rank 2 another NIC (device): unlike others' its own lacks adds in order"},
+        {{"any_order=1,seed=1", "seed=2", "seed=3"},
+         UCCL_EP_STRATEGY_ORDERED_ATOMIC,
+         0,
+         "give rank 0 another NIC (device): unlike others' its own lacks that an error stops"},
     };
     for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++) {
         printf("%s | %s | %s\n", mixtures[i].options[0], mixtures[i].options[1], mixtures[i].options[2]);
