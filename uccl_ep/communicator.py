@@ -198,8 +198,16 @@ def _heap_settings(heap: GivenHeap | None, heap_bytes: int | None, accelerator: 
     }
 
 
+def _wait_signal(pointer: Any, slot: int, value: int, source: int, seen: Any, timeout_ns: int) -> int:
+    """With the timeout last, as Handle.wait() wants it."""
+    status: int = lib.uccl_ep_wait_signal(pointer, slot, value, source, timeout_ns, seen)
+    return status
+
+
 class Communicator:
     """Made by all ranks together. Close it, or leave a `with` block; at exit of the interpreter it closes itself."""
+
+    _handle_type = Handle
 
     def __init__(
         self,
@@ -248,7 +256,7 @@ class Communicator:
         self._timeout = timeout
         self._bootstrap_timeout = bootstrap_timeout
         self._first_ticket = first_ticket
-        self._handle = handle = Handle(driver)
+        self._handle = handle = self._handle_type(driver)
         given: GivenHeap | None = None
 
         config = ffi.new("uccl_ep_config *")
@@ -407,14 +415,8 @@ class Communicator:
         With timeout 0 a word that is not there yet raises DeadlineExceeded; read_signal() is the poll.
         """
         seen = ffi.new("uint64_t *")
-
-        def wait(pointer: Any, timeout_ns: int) -> int:
-            status: int = lib.uccl_ep_wait_signal(
-                pointer, slot, value, _native.ANY_RANK if source is None else source, timeout_ns, seen
-            )
-            return status
-
-        if not self._handle.wait(wait, timeout=timeout, default=self._timeout):
+        rank = _native.ANY_RANK if source is None else source
+        if not self._handle.wait(_wait_signal, slot, value, rank, seen, timeout=timeout, default=self._timeout):
             raise errors.DeadlineExceeded(
                 f"signal {slot} is at {seen[0]}, not yet at {value}", rank=self.rank, peer=source, clause="ERR-1"
             )

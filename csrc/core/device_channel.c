@@ -235,11 +235,13 @@ static uccl_ep_status tell(uccl_ep_comm *comm, const uccl_ep_device_error *e) {
         [UCCL_EP_DEVICE_WAIT_SIGNAL] = "ERR-1",
     };
     const bool known = e->what >= UCCL_EP_DEVICE_POST && e->what <= UCCL_EP_DEVICE_WAIT_SIGNAL;
+    const bool aborted = status == UCCL_EP_E_ABORTED;
     fail_local(status,
-               status == UCCL_EP_E_ABORTED ? "ABT-1"
-               : known                     ? clauses[e->what]
-                                           : "",
-               "kernel (%u:%u): %s", (unsigned)(e->thread >> 32), (unsigned)e->thread, what);
+               aborted ? "ABT-1"
+               : known ? clauses[e->what]
+                       : "",
+               "kernel (%u:%u): %s%s%s", (unsigned)(e->thread >> 32), (unsigned)e->thread, what,
+               aborted ? "; the communicator was aborted: " : "", aborted ? comm->abort_reason : "");
     uccl_ep_error *error = last_error_slot();
     error->rank = comm->rank;
     if (e->channel < comm->channels) error->channel = (uint32_t)e->channel;
