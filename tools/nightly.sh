@@ -38,4 +38,8 @@ step twice uccl-ep explore --profile efa3 --profile thor2 --profile pollara --ex
     --runs "$(of 50000)" --json "$folder/twice.json"
 step wrong uccl-ep explore --profile all --wrong --seeds "$(of 1000)" --seed "$first" --json "$folder/wrong.json"
 step suite uccl-ep conformance --backend sim --profile all --level full --seed "$first" --json "$folder/suite.json"
+for warp in 1 32 64; do
+    step "gpu-$warp" uccl-ep conformance --lane gpu --accel cpu --warp-size $warp --level full --seed "$first" --json "$folder/gpu-$warp.json"
+done
+step gpu-device uccl-ep conformance --lane gpu --accel cpu --heap device --level full --seed "$first" --json "$folder/gpu-device.json"
 exit $bad

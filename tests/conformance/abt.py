@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
@@ -63,15 +64,22 @@ def final(ctx: Context) -> None:
     b.comm.abort("because of the weather")
     b.comm.abort("again")
     b.broken = True
-    calls = {
-        "put": lambda: b.channel().put(to, 0, 0, 16),
+    posts = {
+        "put": lambda: b.channel().put(to, 0, 4096, 16),
         "signal": lambda: b.channel().signal(to, 0),
-        "put_signal": lambda: b.channel().put_signal(to, 0, 0, 16, 0),
+        "put_signal": lambda: b.channel().put_signal(to, 0, 8192, 16, 0),
+    }
+    for name, post in posts.items():
+        caught = ctx.refused("ABT-1", Aborted, f"{name} after an abort", post)
+        ctx.check(
+            "weather" in str(caught[0]), "ABT-1", "the reason of the abort is not told", call=name, got=str(caught[0])
+        )
+    waits: dict[str, Callable[[], object]] = {
         "quiet": lambda: b.comm.quiet(),
         "quiet_source": lambda: b.comm.quiet_source(),
         "wait_signal": lambda: b.comm.wait_signal(9, 1),
     }
-    for name, call in calls.items():
+    for name, call in waits.items():
         with ctx.raises("ABT-1", Aborted, f"{name} after an abort") as caught:
             call()
         ctx.check(
@@ -101,6 +109,7 @@ def own_communicator(ctx: Context) -> None:
     kept.quiet(clause="ABT-1")
     kept.wait_signal(0, 20)
     kept.expect_signal(0, 20)
+    ctx.refused("ABT-1", Aborted, "a post of the aborted one", lambda: ended.channel().signal(to, 0))
     with ctx.raises("ABT-1", Aborted, "a quiet of the aborted one"):
         ended.comm.quiet()
     ctx.close(ended)

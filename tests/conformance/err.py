@@ -176,8 +176,7 @@ def no_false_signal(ctx: Context) -> None:
         ticket.wait()
     for _ in range(20):
         for post in (lambda: ch.signal(to, 4), lambda: ch.put_signal(to, 0, layout.landing(ctx.rank), 16, 5)):
-            with ctx.raises("ERR-3", REFUSED, "a post to the closed target"):
-                post()
+            ctx.refused("ERR-3", REFUSED, "a post to the closed target", post)
     ctx.barrier()
     b.wait_signal(7, 1, "ERR-3")
     for slot in (4, 5, 6):
@@ -242,8 +241,7 @@ def only_this_target(ctx: Context) -> None:
     with ctx.raises("ERR-4", CommandError, "a wait for the malformed command") as caught:
         bad.wait()
     ctx.check_equal(caught[0].name, "E_MALFORMED", "ERR-4", "a malformed command is told another reason")
-    with ctx.raises("ERR-6", REFUSED, "a post to the closed target"):
-        ch.signal(to, 0)
+    ctx.refused("ERR-6", REFUSED, "a post to the closed target", lambda: ch.signal(to, 0))
     others = [r for r in range(ctx.size) if r != to]
     for target in others:
         try:
@@ -284,8 +282,7 @@ def no_target(ctx: Context) -> None:
     closed = ctx.until(lambda: ch.stats()["state"] not in (0, "open"))
     ctx.check(closed, "ERR-4", "a command whose target cannot be read did not close its channel")
     for target in range(ctx.size):
-        with ctx.raises("ERR-6", ChannelClosed, "a post to the closed channel"):
-            ch.signal(target, 0)
+        ctx.refused("ERR-6", ChannelClosed, "a post to the closed channel", lambda t=target: ch.signal(t, 0))
     for c in (0, 2):
         b.channel(c).signal(to, 2)
         b.quiet(c, clause="ERR-4")
@@ -476,11 +473,11 @@ def closed_until_reset(ctx: Context) -> None:
             lambda: ch.put(to, 0, 0, 16),
             lambda: ch.signal(to, 0),
             lambda: ch.put_signal(to, 0, 0, 16, 0),
-            lambda: ch.post_raw(raw([signal_words(to, 0, 1)])).wait(),
         ):
-            # Also a raw command, which nothing looks at before the consumer does.
-            with ctx.raises("ERR-6", UcclEpError, f"a command to what is closed, attempt {repeat}"):
-                post()
+            ctx.refused("ERR-6", UcclEpError, f"a command to what is closed, attempt {repeat}", post)
+        # Also a raw command, which nothing looks at before the consumer does.
+        with ctx.raises("ERR-6", UcclEpError, f"a raw command to what is closed, attempt {repeat}"):
+            ch.post_raw(raw([signal_words(to, 0, 1)])).wait()
     b.channel(1).signal(to, 1).wait()
     ctx.barrier()
     ctx.check_equal(b.comm.read_signal(0), 2, "ERR-6", "a command was executed to what is closed")

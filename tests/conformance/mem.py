@@ -21,7 +21,7 @@ from ._tools import SIZES, Layout, message, neighbours, send_round
 _NO_MEMORY = (OutOfMemory, RegistrationError, SystemError_, BootstrapError, CommandError)
 
 
-@case("mem1.heap_too_large", clauses=("MEM-1",), ranks=(2,))
+@case("mem1.heap_too_large", clauses=("MEM-1",), ranks=(2,), needs=("heaps",))
 def heap_too_large(ctx: Context) -> None:
     """A heap beyond what commands can address is refused with the limit; a fitting one then works."""
     for heap, granularity in (((64 << 30) + 4096, 16), ((16 << 30) + 4096, 4), (1 << 60, 16), (0, 16)):

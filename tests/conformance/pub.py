@@ -107,7 +107,7 @@ def tickets_count_up(ctx: Context) -> None:
     b.expect_signal(0, ctx.share(sent)[source])
 
 
-@case("pub2.refused_whole", clauses=("PUB-2", "PUT-4"), ranks=(2,))
+@case("pub2.refused_whole", clauses=("PUB-2", "PUT-4"), ranks=(2,), needs=("warps",))
 def refused_whole(ctx: Context) -> None:
     """A batch with one bad command, anywhere in it, posts nothing at all."""
     b = ctx.bench
@@ -137,7 +137,14 @@ def refused_whole(ctx: Context) -> None:
     ch.quiet()
 
 
-@case("pub2.as_large_as_the_ring", clauses=("PUB-2", "PUT-1"), ranks=(2,), comm={"ring_log2": 6}, weak=True)
+@case(
+    "pub2.as_large_as_the_ring",
+    clauses=("PUB-2", "PUT-1"),
+    ranks=(2,),
+    needs=("batches",),
+    comm={"ring_log2": 6},
+    weak=True,
+)
 def as_large_as_the_ring(ctx: Context) -> None:
     """A batch that fills the ring is posted whole, again and again; one more command is refused."""
     b = ctx.bench
@@ -205,7 +212,13 @@ def across_the_lap(ctx: Context) -> None:
     b.expect_signal(3)
 
 
-@case("pub2.together", clauses=("PUB-2", "THR-1", "SIG-1"), ranks=(2,), needs=("threads",), comm={"ring_log2": 7})
+@case(
+    "pub2.together",
+    clauses=("PUB-2", "THR-1", "SIG-1"),
+    ranks=(2,),
+    needs=("threads", "warps"),
+    comm={"ring_log2": 7},
+)
 def together(ctx: Context) -> None:
     """Batches that several threads post at once keep their tickets together."""
     b = ctx.bench

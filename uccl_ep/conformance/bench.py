@@ -104,7 +104,7 @@ class Bench:
         for offset, nbytes in self._loose:
             self.shadow[offset : offset + nbytes] = self.heap.raw[offset : offset + nbytes]
         begin = self.part.clock()
-        self._compare(self.heap.raw, 0, self.shadow, "PUT-1", "bytes of the heap changed that nobody was to change")
+        self._compare(self.heap.raw[:], 0, self.shadow, "PUT-1", "bytes of the heap changed that nobody was to change")
         self.part.swept(begin, self.shadow)
 
     def compare(self, offset: int, want: Bytes, clause: str, message: str, **values: Any) -> None:

@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
+from uccl_ep.errors import UcclEpError
+
 from . import patterns
 from .bench import Bench
 from .errors import CheckFailed, Interrupted, NotSupported, OutOfTime
 from .registry import IMPLICIT_CLAUSES, Case
 
 if TYPE_CHECKING:
+    from uccl_ep import Ticket
+
+    from .gpu import Session
     from .group import GroupOutcome
     from .judgement import Judgement
-    from .recording import Part
+    from .recording import Part, RecordedCommunicator
 
 # Small, so that its canaries cost nothing. Cases that need more say so.
 DEFAULT_HEAP = 1 << 20
@@ -96,8 +101,9 @@ class Task:
 
 class Context:
     def __init__(
-        self, case: Case, rank: int, size: int, link: Link, *, seed: int, backend: dict[str, Any], time_scale: float
-    ) -> None:
+        self, case: Case, rank: int, size: int, link: Link, *, seed: int, backend: dict[str, Any], time_scale: float,
+        session: Session | None = None,
+    ) -> None:  # fmt: skip
         self.case, self.rank, self.size, self.link, self.seed = case, rank, size, link, seed
         self.rng = np.random.default_rng(patterns.key_of((seed, case.id, rank)))
         # The same on every rank: for choices that all must make alike.
@@ -108,6 +114,7 @@ class Context:
         self.checks = 0
         self._check_lock = threading.Lock()
         self.backend = backend
+        self.session = session  # of the device whose kernels post, in a lane that has one
         self._benches: list[Bench] = []
         self._bench: Bench | None = None
         self._attempts = 0  # to make a communicator
@@ -164,13 +171,13 @@ class Context:
     ) -> Bench:
         """Make a communicator over `ranks` (all). `settle`: a barrier once every canary is in place; without it peers
         may signal at once, and there are no canaries."""
-        from .recording import Part, RecordedCommunicator
+        from .recording import Part
 
         members = tuple(range(self.size)) if ranks is None else tuple(ranks)
         self.stage = "making a communicator"
         part = Part(self.link.clock, members, members.index(self.rank), self.seed)
         bootstrap = self.bootstrap(members)
-        comm = RecordedCommunicator(part, bootstrap, **self.options(**overrides))
+        comm = self._communicator(part, bootstrap, self.options(**overrides))
         part.identity = bootstrap.identity
         self.parts.append(part)
         self.stage = "running"
@@ -183,6 +190,15 @@ class Context:
         if settle:
             self.barrier(members)
         return bench
+
+    def _communicator(self, part: Part, bootstrap: GroupBootstrap, options: dict[str, Any]) -> RecordedCommunicator:
+        if self.session is not None:
+            from .gpu import KernelCommunicator
+
+            return KernelCommunicator(self.session, part, bootstrap, **options)
+        from .recording import RecordedCommunicator
+
+        return RecordedCommunicator(part, bootstrap, **options)
 
     def close(self, bench: Bench) -> None:
         """Quiet everywhere, barrier, look at the memory, barrier, close (MEM-2)."""
@@ -200,6 +216,8 @@ class Context:
         self.stage = "checking canaries and closing"
         for bench in self._benches:
             self.close(bench)
+        if self.session is not None:
+            self.session.rest()
 
     def report(self) -> str:
         """What the open communicators say of themselves: for a person who looks at a case that hangs."""
@@ -351,6 +369,19 @@ class Context:
                 want=_names(kinds),
             )
         self.fail(clause, f"{what}: it was not refused", want=_names(kinds))
+
+    def refused(
+        self, clause: str, kinds: type[Exception] | tuple[type[Exception], ...], what: str, post: Callable[[], Ticket]
+    ) -> list[Any]:
+        """A command is refused: one of the CPU by the call, one of a kernel, which does not look, by the wait for it;
+        that raises the failure by which things were closed."""
+        if self.session is not None:
+            kinds = UcclEpError
+        with self.raises(clause, kinds, what) as caught:
+            ticket = post()
+            if self.session is not None:
+                ticket.wait()
+        return caught
 
     def not_supported(self, capability: str, reason: str) -> NoReturn:
         raise NotSupported(capability, reason)

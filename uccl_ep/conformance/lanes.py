@@ -25,7 +25,9 @@ LANES: Mapping[str, Lane] = {
     "shm": Lane(
         name="shm",
         title="real processes on one machine",
-        provides=frozenset({"threads", "caller", "kill", "stop", "nested", "processes"}),
+        provides=frozenset(
+            {"threads", "caller", "kill", "stop", "nested", "processes", "batches", "heaps", "sources", "warps"}
+        ),
         cannot_prove=(
             "Performance: times here are those of this machine's CPU and its load.",
             "What a NIC's firmware does, and anything on a wire: loss, retransmission, reordering between hosts.",
@@ -38,13 +40,26 @@ LANES: Mapping[str, Lane] = {
         name="sim",
         title="virtual NICs: all ranks in one process, one virtual clock, one seed",
         # Threads of a rank are fibers, death and stops are the world's.
-        provides=frozenset({"threads", "kill", "stop", "nested", "faults"}),
+        provides=frozenset({"threads", "kill", "stop", "nested", "faults", "batches", "heaps", "sources", "warps"}),
         cannot_prove=(
             "Performance: time is virtual, and the costs in it are made up.",
             "That a real NIC is like its profile: profiles come from documents, drivers and others' measurements.",
             "Races of real threads: one thread runs at a time, and changes places only in calls of the library.",
             "What is left when a real process dies: descriptors, mappings, files.",
         ),
+    ),
+    "gpu": Lane(
+        name="gpu",
+        title="kernels post and wait: real processes, a device each or one for all",
+        # A process with a device open cannot fork, and a kernel that waits moves nothing itself.
+        provides=frozenset({"threads", "kill", "stop", "heaps", "warps", "device"}),
+        cannot_prove=(
+            "Performance: each call is a launch of a kernel of its own.",
+            "With --accel cpu: orderings of a GPU, its caches and PCIe; lanes are fibers, and memory is the CPU's.",
+            "On one GPU: what holds between GPUs, and between hosts.",
+            "What a NIC's firmware does, and anything on a wire.",
+        ),
+        weakest={"shm": {"backend_options": "promise=unordered"}},
     ),
 }
 DEFAULT_LANE = "shm"

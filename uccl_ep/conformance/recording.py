@@ -293,8 +293,9 @@ class RecordedHeap:
 
 
 class RecordedCommunicator(Communicator):
-    def __init__(self, part: Part, bootstrap: Any, **options: Any) -> None:
-        super().__init__(bootstrap, **options)
+    def __init__(self, part: Part, bootstrap: Any, *, memory: Any = None, **options: Any) -> None:
+        """`memory`: of the lane, for the heap; nothing else reaches it."""
+        super().__init__(bootstrap, **({"heap": memory} if memory is not None else {}), **options)
         self.part = part
         part.heap_bytes, part.signals = int(self.info.heap_bytes), int(self.info.signals)
         if part.heap_bytes > MAX_HEAP:
@@ -305,9 +306,10 @@ class RecordedCommunicator(Communicator):
     @property
     def heap(self) -> Bytes:
         self.part.spoil("a case took the heap's memory itself")
-        return self.raw_heap()
+        memory: Bytes = self.raw_heap()
+        return memory
 
-    def raw_heap(self) -> Bytes:
+    def raw_heap(self) -> Any:
         """For a RecordedHeap."""
         return super().heap
 

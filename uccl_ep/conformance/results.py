@@ -81,6 +81,7 @@ class SuiteResult:
     not_in_lane: list[str] = field(default_factory=list)
     waivers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    accelerator: dict[str, Any] | None = None  # of the lane gpu: kind, name, heap and so on
     knobs: str = ""  # of a virtual NIC, that differ from its profile
     seconds: float = 0.0
     mutation: dict[str, Any] | None = None
@@ -124,6 +125,15 @@ class SuiteResult:
         waived = ", with waivers" if self.summary["waived"] else ""
         return f"conforms at level {self.level}{waived}"
 
+    @property
+    def kernels(self) -> str:
+        """Whose kernels posted, in words; none: nothing."""
+        if self.accelerator is None:
+            return ""
+        of = self.accelerator
+        what = f"{of['kind']}, {of['architecture']}, warps of {of['warp_size']}"
+        return f"{of['name']} ({what}), heaps in {of['heap']} memory"
+
     def by_clause(self) -> dict[str, list[CaseResult]]:
         """The cases that check a clause; also those that were found to break it while they checked others."""
         return {c: [case for case in self.cases if c in case.clauses or c == case.broken_clause] for c in CLAUSES}
@@ -139,6 +149,7 @@ class SuiteResult:
             "profile": self.profile,
             "knobs": self.knobs,
             "provider": self.provider,
+            "accelerator": self.accelerator,
             "identity": self.backend,
             "capabilities": self.capabilities,
             "strategy": self.strategy,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import registry, waivers
+from . import gpu, registry, waivers
 from .capabilities import NAMES, promised
 from .errors import SuiteError
 from .group import Group, GroupOutcome
@@ -35,6 +35,9 @@ class Options:
     backend: str = "shm"
     library: Path | None = None  # a backend by path instead of by name
     lane: str | None = None  # None: the backend's
+    accel: str | None = None  # of the lane gpu: whose kernels
+    heap: str = "host"  # or device memory
+    warp_size: int | None = None  # of the CPU's emulation
     profile: str | None = None
     provider: str | None = None
     ranks: int = 4
@@ -76,6 +79,7 @@ def check(options: Options) -> Lane:
         raise SuiteError(f"--seed {options.seed}: valid: 0 to 2^63 - 1")
     if not 0.1 <= options.time_scale <= 1000:
         raise SuiteError(f"--time-scale {options.time_scale:g}: valid: 0.1 to 1000")
+    _check_accelerator(name, options)
     if name == "sim":
         _check_profile(options)
     elif options.profile is not None:
@@ -88,6 +92,31 @@ def check(options: Options) -> Lane:
     if options.library is not None and not options.library.is_file():
         raise SuiteError(f"--library {options.library}: no such file; give the path of a backend's shared library")
     return LANES[name]
+
+
+def _setup(options: Options) -> gpu.Setup | None:
+    if options.accel is None:
+        return None
+    return gpu.Setup(options.accel, options.heap, 32 if options.warp_size is None else options.warp_size)
+
+
+def _check_accelerator(lane: str, options: Options) -> None:
+    if lane == "gpu":
+        if options.accel is None:
+            raise SuiteError(f"--accel is missing: whose kernels post: {', '.join(gpu.KINDS)}")
+        if options.warp_size is not None and options.accel != "cpu":
+            raise SuiteError(f"--warp-size: the warps of {options.accel!r} are as they are; it is for --accel cpu")
+        setup = _setup(options)
+        assert setup is not None
+        gpu.check(setup)
+        return
+    for option, value, default in (
+        ("--accel", options.accel, None),
+        ("--heap", options.heap, "host"),
+        ("--warp-size", options.warp_size, None),
+    ):
+        if value != default:
+            raise SuiteError(f"{option} {value}: of kernels that post: add --lane gpu")
 
 
 def _check_profile(options: Options) -> None:
@@ -154,6 +183,7 @@ def probe(options: Options) -> dict[str, Any]:
             "abi": ".".join(map(str, info.backend_abi)),
             "strategy": str(info.strategy),
             "strategy_reason": info.strategy_reason,
+            "accelerator": None if ctx.session is None else ctx.session.facts(),
             "device": {k: str(getattr(device, k)) for k in ("name", "vendor", "model", "firmware", "address")},
         }
         ctx.checked()
@@ -179,9 +209,12 @@ def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOu
         return _run_simulated(case, size, options, arguments, seed)
 
     def main(rank: int, sock: Any) -> None:
-        run_rank(case, rank, size, sock, seed=seed, backend=arguments, time_scale=options.time_scale)
+        run_rank(
+            case, rank, size, sock, seed=seed, backend=arguments, time_scale=options.time_scale, setup=_setup(options)
+        )
 
-    return judged(Group(size, main, deadline=case.timeout * options.time_scale).run())
+    patience = gpu.PATIENCE if options.accel is not None else 1.0
+    return judged(Group(size, main, deadline=case.timeout * options.time_scale * patience).run())
 
 
 def _run_simulated(case: Case, size: int, options: Options, arguments: dict[str, Any], seed: int) -> GroupOutcome:
@@ -293,8 +326,13 @@ def plan(
         wanted = lane.name == "sim" and options.level == "full" and options.variants and options.strategy == "auto"
         others = admitted(options) if wanted else []
     chosen = _select(cases, options, lane, strategy, others)
-    able = [c for c in chosen if c.needs <= lane.provides]
-    return able, [c.id for c in chosen if not c.needs <= lane.provides]
+    provides = lane.provides
+    if options.warp_size == 1:
+        provides -= {"warps"}
+    if options.heap == "device":
+        provides -= {"heaps"}
+    able = [c for c in chosen if c.needs <= provides]
+    return able, [c.id for c in chosen if not c.needs <= provides]
 
 
 def run_case(case: Case, options: Options, seed: int, capabilities: dict[str, Any]) -> CaseResult:
@@ -331,13 +369,14 @@ def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult
     seed = options.seed if options.seed is not None else secrets.randbelow(1 << 32)
     began = time.monotonic()
     identity = probe(options)
-    capabilities = identity.pop("capabilities")
+    capabilities, accelerator = identity.pop("capabilities"), identity.pop("accelerator")
     strategy, reason = identity.pop("strategy"), identity.pop("strategy_reason")
     chosen, not_in_lane = plan(options, lane, strategy)
     result = SuiteResult(
         backend=identity,
         lane=lane.name,
         profile=options.profile,
+        accelerator=accelerator,
         knobs=options.backend_options if lane.name == "sim" else "",
         provider=options.provider,
         capabilities=capabilities,
@@ -388,6 +427,9 @@ def replay(options: Options) -> str:
     """The command line of this run, but for the case and the seed."""
     words = ["uccl-ep conformance"]
     words += [f"--library {options.library}"] if options.library is not None else [f"--backend {options.backend}"]
+    if options.accel is not None:
+        words += [f"--lane gpu --accel {options.accel} --heap {options.heap}"]
+        words += [f"--warp-size {options.warp_size}"] if options.warp_size is not None else []
     words += [f"--profile {options.profile}"] if options.profile is not None else []
     defaults: Mapping[str, Any] = {"ranks": 4, "backend_options": "", "strategy": "auto", "time_scale": 1.0}
     words.append("--level full")

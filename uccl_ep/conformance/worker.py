@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import history
+from . import gpu, history, patterns
 from .context import Context
 from .errors import CheckFailed, GroupError, Interrupted, NotSupported, OutOfTime
 from .group import Group, GroupOutcome, decode_gathered, encode_gathered
@@ -154,6 +154,8 @@ def check_left_behind(ctx: Context, threads: int, descriptors: dict[int, str]) -
         after <= threads, "ABT-1", "threads remain after every communicator was closed", before=threads, after=after
     )
     new = {fd: name for fd, name in held()[1].items() if descriptors.get(fd) != name}
+    if ctx.session is not None:
+        new = {fd: name for fd, name in new.items() if not ctx.session.mine(name)}
     ctx.check(
         not new,
         "ABT-1",
@@ -193,16 +195,22 @@ def judge(case: Case, ctx: Context, body: Callable[[], None]) -> tuple[str, dict
 
 
 def run_rank(
-    case: Case, rank: int, size: int, sock: socket.socket, *, seed: int, backend: dict[str, Any], time_scale: float
-) -> None:
+    case: Case, rank: int, size: int, sock: socket.socket, *, seed: int, backend: dict[str, Any], time_scale: float,
+    setup: gpu.Setup | None = None,
+) -> None:  # fmt: skip
     """Run one rank of a case in this (forked) process and send the result."""
     warnings.simplefilter("ignore", DeprecationWarning)  # forking beside proxies is what some cases are about
     link = ProcessLink(sock, rank)
+    if setup is not None:
+        link.effort, link.patience = gpu.EFFORT, gpu.PATIENCE
     ctx = Context(case, rank, size, link, seed=seed, backend=backend, time_scale=time_scale)
     link.report = ctx.report
-    threads, descriptors = held()
 
     def body() -> None:
+        if setup is not None:
+            ctx.stage = "opening the accelerator"
+            ctx.session = gpu.Session(setup, patterns.key_of((seed, case.id, rank, "scopes")))
+        threads, descriptors = held()
         case.function(ctx)
         ctx.finish()
         check_left_behind(ctx, threads, descriptors)

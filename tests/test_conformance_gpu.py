@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite posted from kernels, on the CPU's emulation of a GPU: warps of every width, heaps of both kinds.
+
+Level full is a night's (tools/nightly.sh), and a real GPU's is tests/gpu/test_conformance_gpu.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from uccl_ep.conformance import registry, runner
+from uccl_ep.conformance.errors import SuiteError
+from uccl_ep.conformance.runner import Options
+
+if TYPE_CHECKING:
+    from conftest import Conformance
+
+LANE = ("--backend", "shm", "--lane", "gpu", "--accel", "cpu", "--ranks", "2")
+SECONDS = 300.0
+# What the lane has no means for, and all that needs it is left out.
+LACKS = frozenset(registry.NEEDS) - {"threads", "kill", "stop", "heaps", "warps", "device"}
+
+
+@pytest.mark.required_in_ci
+@pytest.mark.parametrize(("warp_size", "heap"), [(1, "host"), (32, "host"), (32, "device"), (64, "device")])
+def test_level_core(conformance: Conformance, warp_size: int, heap: str) -> None:
+    arguments = (*LANE, "--warp-size", str(warp_size), "--heap", heap)
+    status, report, said = conformance(*arguments, timeout=2 * SECONDS)
+    assert status == 0, said[-6000:]
+    counts = report["summary"]
+    assert counts["pass"] == len(report["cases"]) >= 100, said[-6000:]
+    lacks = LACKS | ({"warps"} if warp_size == 1 else set()) | ({"heaps"} if heap == "device" else set())
+    without = {case.id for case in registry.load() if case.needs & lacks and case.level == "core"}
+    assert {name.partition("@")[0] for name in report["not_in_lane"]} == without
+    assert report["lane"] == "gpu"
+    device = report["accelerator"]
+    assert (device["kind"], device["heap"], device["warp_size"]) == ("cpu", heap, warp_size)
+    assert device["name"] in said
+    assert report["histories"]["remarks"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lane": "gpu"}, "--accel is missing"),
+        ({"lane": "gpu", "accel": "vulkan"}, "--accel 'vulkan'"),
+        ({"lane": "gpu", "accel": "cpu", "heap": "shared"}, "--heap 'shared'"),
+        ({"lane": "gpu", "accel": "cpu", "warp_size": 16}, "--warp-size 16"),
+        ({"lane": "gpu", "accel": "cuda", "warp_size": 32}, "--warp-size"),
+        ({"accel": "cpu"}, "add --lane gpu"),
+        ({"heap": "device"}, "add --lane gpu"),
+        ({"warp_size": 1}, "add --lane gpu"),
+        ({"lane": "gpu", "accel": "cpu", "backend": "sim"}, "go together"),
+    ],
+)
+def test_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(SuiteError, match=said):
+        runner.check(Options(**options))  # type: ignore[arg-type]
+
+
+def test_cases_for_kernels_are_in_no_other_lane() -> None:
+    """They need a device, and are listed as such."""
+    options = Options()
+    able, rest = runner.plan(options, runner.check(options), "ordered_atomic")
+    mine = {case.id for case in registry.load() if "device" in case.needs and case.level == "core"}
+    assert mine
+    assert mine <= set(rest)
+    assert not mine & {case.id for case in able}
