@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mutants. Those of the NIC are faults of the mutant backend (csrc/mutation) or knobs of a virtual NIC, those of
-the core its fault points, and programs are callers that rely on what the contract does not say.
+the core its fault points, those of the device faults of device.h, and programs are callers that rely on what the
+contract does not say.
 
 Those without a profile run on a NIC with manners: it is slow, takes parts of batches, has no room at times. What is
 broken then shows for longer than an instant, and a suite that is clean on the same NIC without the fault has been shown
@@ -30,15 +31,17 @@ class Ground:
     nic: str
     profile: str = ""
     strategy: str = "auto"  # asked for
+    kernels: bool = False  # the lane gpu, on the CPU's emulation
 
     def __str__(self) -> str:
         words = [self.profile, self.nic, "" if self.strategy == "auto" else self.strategy]
+        words.append("posted by kernels" if self.kernels else "")
         return ", ".join(filter(None, words)) or "no disturbance"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    place: str  # "nic", "core" or "program"
+    place: str  # "nic", "core", "device" (device.h) or "program"
     fault: str  # its name there
     clause: str
     what: str
@@ -54,7 +57,7 @@ class Mutant:
 
     @property
     def ground(self) -> Ground:
-        return Ground(self.nic, self.profile, self.strategy)
+        return Ground(self.nic, self.profile, self.strategy, self.place == "device")
 
 
 def _nic(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
@@ -63,6 +66,10 @@ def _nic(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_
 
 def _core(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
     return Mutant("core", fault, clause, what, nic, first, time_scale)
+
+
+def _device(fault: str, clause: str, what: str, *first: str, time_scale: float = 1.0) -> Mutant:
+    return Mutant("device", fault, clause, what, PROMPT, first, time_scale)
 
 
 def _virtual(
@@ -176,6 +183,19 @@ MUTANTS: tuple[Mutant, ...] = (
     _core("words_kept", "ERR-6", "keeps the sums of signals over a reset", "err6.closed_until_reset"),
     _core("abort_ignored", "ABT-1", "does not look at the abort in waits", "abt1.final", time_scale=0.3),
     _core("abi_not_checked", "ABI-1", "takes a backend of any ABI", "abi1.other_version"),
+    # Kernels, on the emulation of a GPU.
+    _device("no_fence", "PUB-1", "posts without a fence before it", "pub1.lanes_write"),
+    _device("parity_in_one_word", "PUB-1", "marks one word of a command as new", "pub1.lanes_write", time_scale=0.3),
+    _device("lanes_wait_alone", "PUB-2", "lets each lane of a warp reserve, and wait for room, by itself",
+            "pub2.warps_on_two_slots", time_scale=0.3),
+    _device("overwrite_full_ring", "PRG-3", "stores to a slot that is not free", "prg3.two_slots", time_scale=0.3),
+    _device("give_up_unnoticed", "PRG-3", "does not tell that a reserved ticket was given up",
+            "err1.kernel_without_a_proxy", time_scale=0.3),
+    _device("deadline_ignored", "ERR-1", "does not look at deadlines", "err1.kernel_misses_a_signal", time_scale=0.2),
+    _device("failure_ignored", "ERR-2", "waits on where a command failed", "err2.kernel_waits_for_a_failure",
+            time_scale=0.3),
+    _device("value_not_distance", "LIM-1", "compares signals as plain numbers", "lim1.signal_words"),
+    _device("abort_ignored", "ABT-1", "does not look at the abort in waits", "abt1.kernel_spins", time_scale=0.3),
     # What is wrong on one NIC and right, or unseen, on another: each on the profile that breaks it.
     _virtual("program", "flag_after_data", "PUT-5", "puts data, then a flag behind it, and polls the flag", "efa"),
     _virtual("program", "source_changed_early", "PUT-3", "stores to a source once the target has the data", "efa3",

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..conformance.gpu import DEVICE_FAULT
 from ..paths import library_dir, mutation_dir
 from .registry import ABOUT_HANGING, Ground, Mutant
 from .worker import Job
@@ -140,9 +141,12 @@ class _Workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
-    def run(self, job: Job, fault_point: str | None) -> Iterator[dict[str, Any]]:
-        """What the worker says. `fault_point`: run the mutation core, with that point on; "" leaves all off."""
-        environment = {k: v for k, v in os.environ.items() if k != FAULT_POINTS}
+    def run(self, job: Job, fault_point: str | None, device_fault: str = "") -> Iterator[dict[str, Any]]:
+        """What the worker says. `fault_point`: run the mutation core, with that point on; "" leaves all off.
+        `device_fault`: of device.h."""
+        environment = {k: v for k, v in os.environ.items() if k not in (FAULT_POINTS, DEVICE_FAULT)}
+        if device_fault:
+            environment[DEVICE_FAULT] = device_fault
         if fault_point is not None:
             paths = [str(mutation_dir()), environment.get("LD_LIBRARY_PATH", "")]
             environment["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
@@ -228,7 +232,8 @@ def _look(
     """Promises and strategy of each unbroken NIC: what cases may ask for must not depend on what is broken."""
 
     def look(ground: Ground) -> tuple[dict[str, Any], str]:
-        (found,) = workers.run(Job(ground.nic, (seed,), profile=ground.profile, asked=ground.strategy), None)
+        job = Job(ground.nic, (seed,), profile=ground.profile, asked=ground.strategy, kernels=ground.kernels)
+        (found,) = workers.run(job, None)
         return found["capabilities"], found["strategy"]
 
     return dict(zip(grounds, pool.map(look, grounds), strict=True))
@@ -250,10 +255,12 @@ def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) 
         strategy=nic[1],
         profile=mutant.profile,
         asked=mutant.strategy,
+        kernels=mutant.ground.kernels,
         program=mutant.fault if mutant.place == "program" else "",
     )
+    faults = {place: mutant.fault for place in ("core", "device") if place == mutant.place}
     try:
-        for line in workers.run(job, mutant.fault if mutant.place == "core" else None):
+        for line in workers.run(job, faults.get("core"), faults.get("device", "")):
             if line["killed"]:
                 verdict.kills.append(Kill(line["seed"], line["case"], line["asserted"], line["message"]))
             else:
@@ -298,6 +305,7 @@ def _baselines(
             strategy=strategy,
             profile=where.ground.profile,
             asked=where.ground.strategy,
+            kernels=where.ground.kernels,
             program=where.program,
         )
         for line in workers.run(job, "" if where.core else None):

@@ -37,11 +37,12 @@ class Job:
     strategy: str = ""
     profile: str = ""  # of a virtual NIC
     asked: str = "auto"  # the strategy to ask for
+    kernels: bool = False  # cases are posted by kernels
     program: str = ""  # instead of cases: the wrong caller; in a baseline, the right one
 
     @property
     def ground(self) -> Ground:
-        return Ground(self.nic, self.profile, self.asked)
+        return Ground(self.nic, self.profile, self.asked, self.kernels)
 
     @staticmethod
     def from_json(text: str) -> Job:
@@ -67,6 +68,17 @@ def _options(job: Job, seed: int) -> runner.Options:
             profile=job.profile,
             backend_options=job.nic,
             strategy=job.asked,
+            level="full",
+            seed=seed,
+            clauses=(job.clause,) if job.clause else (),
+            variants=False,
+            time_scale=job.time_scale,
+        )
+    if job.kernels:
+        return runner.Options(
+            lane="gpu",
+            accel="cpu",
+            ranks=2,
             level="full",
             seed=seed,
             clauses=(job.clause,) if job.clause else (),
