@@ -6,7 +6,7 @@ Level full is a night's (tools/nightly.sh), and a real GPU's is tests/gpu/test_c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,22 +23,37 @@ SECONDS = 300.0
 LACKS = frozenset(registry.NEEDS) - {"threads", "kill", "stop", "heaps", "warps", "device"}
 
 
-@pytest.mark.required_in_ci
-@pytest.mark.parametrize(("warp_size", "heap"), [(1, "host"), (32, "host"), (32, "device"), (64, "device")])
-def test_level_core(conformance: Conformance, warp_size: int, heap: str) -> None:
-    arguments = (*LANE, "--warp-size", str(warp_size), "--heap", heap)
-    status, report, said = conformance(*arguments, timeout=2 * SECONDS)
-    assert status == 0, said[-6000:]
-    counts = report["summary"]
-    assert counts["pass"] == len(report["cases"]) >= 100, said[-6000:]
-    lacks = LACKS | ({"warps"} if warp_size == 1 else set()) | ({"heaps"} if heap == "device" else set())
-    without = {case.id for case in registry.load() if case.needs & lacks and case.level == "core"}
-    assert {name.partition("@")[0] for name in report["not_in_lane"]} == without
+def _check(report: dict[str, Any], said: str, heap: str, warp_size: int) -> None:
+    assert report["summary"]["pass"] == len(report["cases"]), said[-6000:]
     assert report["lane"] == "gpu"
     device = report["accelerator"]
     assert (device["kind"], device["heap"], device["warp_size"]) == ("cpu", heap, warp_size)
     assert device["name"] in said
     assert report["histories"]["remarks"] == []
+
+
+@pytest.mark.required_in_ci
+def test_level_core(conformance: Conformance) -> None:
+    status, report, said = conformance(*LANE, timeout=2 * SECONDS)
+    assert status == 0, said[-6000:]
+    _check(report, said, "host", 32)
+    assert len(report["cases"]) >= 100
+    without = {case.id for case in registry.load() if case.needs & LACKS and case.level == "core"}
+    assert {name.partition("@")[0] for name in report["not_in_lane"]} == without
+
+
+@pytest.mark.required_in_ci
+@pytest.mark.parametrize(("warp_size", "heap"), [(1, "host"), (32, "device"), (64, "device")])
+def test_other_warps_and_heaps(conformance: Conformance, warp_size: int, heap: str) -> None:
+    """What looks at lanes and at memory: posting, and what a signal shows, with the cases of kernels' own."""
+    chosen = [
+        word for glob in ("pub?.*", "thr1.*", "put1.*", "put2.*", "qui5.*", "abt1.kernel*") for word in ("--case", glob)
+    ]
+    status, report, said = conformance(*LANE, *chosen, "--warp-size", str(warp_size), "--heap", heap, timeout=SECONDS)
+    assert status == 0, said[-6000:]
+    _check(report, said, heap, warp_size)
+    assert len(report["cases"]) >= 30
+    assert ("pub2.more_than_the_ring" in report["not_in_lane"]) == (warp_size == 1)
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,7 @@ struct sender {
                 const uccl_ep_u64 m = (platform::block() - 1) * (uccl_ep_u64)job.rounds + round;
                 write(c, job, m, platform::thread(), platform::threads());
                 platform::sync_block();
-                if (platform::thread() == 0)
-                    platform::store_release_device(&job.shared[platform::block()], round + 1);
+                if (platform::thread() == 0) platform::store_release_device(&job.shared[platform::block()], round + 1);
                 continue;
             }
             for (uccl_ep_u32 b = platform::thread(); b < others; b += platform::threads()) {
@@ -213,8 +212,7 @@ struct sender {
                         r.done(uccl_ep::quiet(c, channel(platform::block()), t));
                     r.messages++;
                 }
-                s = (uccl_ep::status)(long long)platform::shuffle(platform::present(),
-                                                                   (uccl_ep_u64)(long long)s, 0);
+                s = (uccl_ep::status)(long long)platform::shuffle(platform::present(), (uccl_ep_u64)(long long)s, 0);
             }
             if (platform::lane() == 0) poster.close();
         }
@@ -230,12 +228,23 @@ UCCL_EP_KERNEL void case_send(comm c, case_job job) {
     sender s = {c, job, {0, 0, 0}};
     switch (job.form) {
     case CASE_LANE:
-    case CASE_WARP: s.by_warps(); break;
-    case CASE_BLOCK: s.by_blocks(); break;
-    case CASE_GRID: s.by_grid(); break;
-    case CASE_APART: s.by_threads(); break;
-    case CASE_MANY: s.together(); break;
-    default: s.by_poster();
+    case CASE_WARP:
+        s.by_warps();
+        break;
+    case CASE_BLOCK:
+        s.by_blocks();
+        break;
+    case CASE_GRID:
+        s.by_grid();
+        break;
+    case CASE_APART:
+        s.by_threads();
+        break;
+    case CASE_MANY:
+        s.together();
+        break;
+    default:
+        s.by_poster();
     }
     s.r.write(job);
 }
@@ -247,9 +256,9 @@ UCCL_EP_KERNEL void case_exchange(comm c, case_job job) {
         if (platform::block() == 0) {
             write(c, job, m, platform::thread(), platform::threads());
             const uccl_ep_u32 channel = job.first_channel + m % job.channels;
-            const uccl_ep::ticket t = uccl_ep::put_signal_block(
-                c, channel, job.target, offset_of(job.local, m), offset_of(job.remote, m),
-                CASE_WORDS * sizeof(uccl_ep_u64), job.slot + m % job.channels, 1);
+            const uccl_ep::ticket t =
+                uccl_ep::put_signal_block(c, channel, job.target, offset_of(job.local, m), offset_of(job.remote, m),
+                                          CASE_WORDS * sizeof(uccl_ep_u64), job.slot + m % job.channels, 1);
             if (!r.posted(t, m)) break;
         } else {
             const uccl_ep_u32 slot = job.slot + m % job.channels;
@@ -270,9 +279,8 @@ UCCL_EP_KERNEL void case_relay(comm c, case_job job) {
     for (uccl_ep_u32 m = 0; m < job.rounds; m++) {
         if (c.rank == 0) {
             write(c, job, m, platform::thread(), platform::threads());
-            const uccl_ep::ticket t =
-                uccl_ep::put_block(c, put_on, 1, offset_of(job.local, m), offset_of(job.remote, m),
-                                   CASE_WORDS * sizeof(uccl_ep_u64));
+            const uccl_ep::ticket t = uccl_ep::put_block(c, put_on, 1, offset_of(job.local, m),
+                                                         offset_of(job.remote, m), CASE_WORDS * sizeof(uccl_ep_u64));
             if (!r.posted(t, m) || !r.done(uccl_ep::quiet_block(c, put_on, t))) break;
             if (!r.posted(uccl_ep::signal_block(c, signal_on, 2, job.slot, 1), m)) break;
         } else if (c.rank == 2) {

@@ -10,13 +10,13 @@
 
 /* How a message is posted. */
 typedef enum case_form {
-    CASE_LANE = 0,   /* a warp's lanes write it, and meet; one posts */
-    CASE_WARP = 1,   /* they write it, and all call the warp's form */
-    CASE_BLOCK = 2,  /* the same of a block */
-    CASE_GRID = 3,   /* another block writes it, and hands it over through device memory */
-    CASE_APART = 4,  /* each thread its own, at its own time */
-    CASE_MANY = 5,   /* each lane its own, posted together */
-    CASE_POSTER = 6, /* each warp its own, through the block's poster */
+    CASE_LANE = 0,          /* a warp's lanes write it, and meet; one posts */
+    CASE_WARP = 1,          /* they write it, and all call the warp's form */
+    CASE_BLOCK = 2,         /* the same of a block */
+    CASE_GRID = 3,          /* another block writes it, and hands it over through device memory */
+    CASE_APART = 4,         /* each thread its own, at its own time */
+    CASE_MANY = 5,          /* each lane its own, posted together */
+    CASE_POSTER = 6,        /* each warp its own, through the block's poster */
     CASE_POSTER_TICKETS = 7 /* the same, each with a ticket that it then waits for */
 } case_form;
 

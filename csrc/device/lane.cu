@@ -55,11 +55,12 @@ UCCL_EP_DEVICE lane_result by_thread(const uccl_ep::comm &c, const lane_job &job
     using namespace uccl_ep;
     uccl_ep_u64 seen = 0;
     switch (job.op) {
-    case LANE_PUT: return posted(put(c, job.channel, job.target, job.local, job.remote, job.bytes));
-    case LANE_SIGNAL: return posted(signal(c, job.channel, job.target, job.slot, job.add));
+    case LANE_PUT:
+        return posted(put(c, job.channel, job.target, job.local, job.remote, job.bytes));
+    case LANE_SIGNAL:
+        return posted(signal(c, job.channel, job.target, job.slot, job.add));
     case LANE_PUT_SIGNAL:
-        return posted(
-            put_signal(c, job.channel, job.target, job.local, job.remote, job.bytes, job.slot, job.add));
+        return posted(put_signal(c, job.channel, job.target, job.local, job.remote, job.bytes, job.slot, job.add));
     case LANE_WORDS: {
         ticket last = UCCL_EP_NO_TICKET;
         for (uccl_ep_u64 i = 0; i < job.count; i++) {
@@ -75,13 +76,16 @@ UCCL_EP_DEVICE lane_result by_thread(const uccl_ep::comm &c, const lane_job &job
     case LANE_QUIET_SOURCE:
         if (job.ticket == UCCL_EP_NO_TICKET) return waited(quiet_source(c, job.channel), 0);
         return waited(quiet_source(c, job.channel, job.ticket), 0);
-    case LANE_TEST: return waited(test(c, job.channel, job.ticket), 0);
+    case LANE_TEST:
+        return waited(test(c, job.channel, job.ticket), 0);
     case LANE_WAIT_SIGNAL: {
         const status result = wait_signal(c, job.slot, job.value, &seen);
         return waited(result, seen);
     }
-    case LANE_READ_SIGNAL: return waited(UCCL_EP_OK, read_signal(c, job.slot));
-    default: return lane_result{1, 0, 0, 0};
+    case LANE_READ_SIGNAL:
+        return waited(UCCL_EP_OK, read_signal(c, job.slot));
+    default:
+        return lane_result{1, 0, 0, 0};
     }
 }
 
@@ -89,13 +93,15 @@ UCCL_EP_DEVICE lane_result by_warp(const uccl_ep::comm &c, const lane_job &job) 
     using namespace uccl_ep;
     uccl_ep_u64 seen = 0;
     switch (job.op) {
-    case LANE_PUT: return posted(put_warp(c, job.channel, job.target, job.local, job.remote, job.bytes));
-    case LANE_SIGNAL: return posted(signal_warp(c, job.channel, job.target, job.slot, job.add));
+    case LANE_PUT:
+        return posted(put_warp(c, job.channel, job.target, job.local, job.remote, job.bytes));
+    case LANE_SIGNAL:
+        return posted(signal_warp(c, job.channel, job.target, job.slot, job.add));
     case LANE_PUT_SIGNAL:
-        return posted(
-            put_signal_warp(c, job.channel, job.target, job.local, job.remote, job.bytes, job.slot, job.add));
+        return posted(put_signal_warp(c, job.channel, job.target, job.local, job.remote, job.bytes, job.slot, job.add));
     case LANE_COMMANDS:
-    case LANE_WORDS: return posted(post_batch(c, job));
+    case LANE_WORDS:
+        return posted(post_batch(c, job));
     case LANE_QUIET:
         if (job.channel == ~0u) return waited(quiet_all_warp(c), 0);
         if (job.ticket == UCCL_EP_NO_TICKET) return waited(quiet_warp(c, job.channel), 0);
@@ -107,7 +113,8 @@ UCCL_EP_DEVICE lane_result by_warp(const uccl_ep::comm &c, const lane_job &job) 
         const status result = wait_signal_warp(c, job.slot, job.value, &seen);
         return waited(result, seen);
     }
-    default: return lane_result{0, 0, 0, 0};
+    default:
+        return lane_result{0, 0, 0, 0};
     }
 }
 
@@ -115,8 +122,10 @@ UCCL_EP_DEVICE lane_result by_block(const uccl_ep::comm &c, const lane_job &job)
     using namespace uccl_ep;
     uccl_ep_u64 seen = 0;
     switch (job.op) {
-    case LANE_PUT: return posted(put_block(c, job.channel, job.target, job.local, job.remote, job.bytes));
-    case LANE_SIGNAL: return posted(signal_block(c, job.channel, job.target, job.slot, job.add));
+    case LANE_PUT:
+        return posted(put_block(c, job.channel, job.target, job.local, job.remote, job.bytes));
+    case LANE_SIGNAL:
+        return posted(signal_block(c, job.channel, job.target, job.slot, job.add));
     case LANE_PUT_SIGNAL:
         return posted(
             put_signal_block(c, job.channel, job.target, job.local, job.remote, job.bytes, job.slot, job.add));
@@ -131,7 +140,8 @@ UCCL_EP_DEVICE lane_result by_block(const uccl_ep::comm &c, const lane_job &job)
         const status result = wait_signal_block(c, job.slot, job.value, &seen);
         return waited(result, seen);
     }
-    default: return lane_result{0, 0, 0, 0};
+    default:
+        return lane_result{0, 0, 0, 0};
     }
 }
 
