@@ -148,12 +148,17 @@ UCCL_EP_DEVICE status check_channel(const comm &c, uccl_ep_u32 channel) {
 /* Until the slots of tickets first .. first + n - 1 are free. */
 UCCL_EP_DEVICE status wait_for_space(const comm &c, const uccl_ep_ring &ring, ticket first, uccl_ep_u64 n) {
     const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
+    uccl_ep_ring_producer *const producer = ring.producer;
     for (patience p(polls_host);;) {
-        const uccl_ep_u64 tail = platform::load_acquire_system(&ring.counters->tail);
-        if (first + n - tail <= slots) {
-            platform::store_release_device(&ring.producer->tail_cache, tail);
-            return UCCL_EP_OK;
+        uccl_ep_u64 tail = platform::load_acquire_device(&producer->tail_cache);
+        /* One asks the host for all. Where every one of a full ring's producers did, the line of the counters was away
+         * from the consumer most of the time, and it took a few commands a microsecond where it takes hundreds. */
+        if (first + n - tail > slots && platform::exchange_device(&producer->asking, 1) == 0) {
+            tail = platform::load_acquire_system(&ring.counters->tail);
+            platform::store_release_device(&producer->tail_cache, tail);
+            platform::exchange_device(&producer->asking, 0);
         }
+        if (first + n - tail <= slots) return UCCL_EP_OK;
         status result = p.turn(c);
         if (p.looked && result == UCCL_EP_OK && platform::load_system(&ring.counters->status) == UCCL_EP_CHANNEL_CLOSED)
             result = UCCL_EP_E_CLOSED;

@@ -49,7 +49,9 @@ typedef struct uccl_ep_ring_producer {
     uccl_ep_u64 head; /* next ticket to be reserved */
     uccl_ep_u64 pad0[7];
     uccl_ep_u64 tail_cache; /* a tail that was read before: spares a read of host memory while it shows space */
-    uccl_ep_u64 pad1[7];
+    uccl_ep_u32 asking;     /* of device channels: 1 while one of those that wait for space reads `tail` for all */
+    uccl_ep_u32 reserved;
+    uccl_ep_u64 pad1[6];
 } uccl_ep_ring_producer;
 
 /* What a channel's status word says. */
