@@ -63,12 +63,12 @@ $(STAMPS)/build: $(STAMPS)/setup-run $(BUILD_INPUTS)
 	@touch $@
 
 $(STAMPS)/test-tools: $(STAMPS)/build
-	"$(BIN)/python" -m pip install -q "$$(echo dist/*.whl)[test,cuda,hip]"
+	"$(BIN)/python" -m pip install -q "$$(echo dist/*.whl)[test,cuda,hip,compilers]"
 	@touch $@
 
 # Python files are then used from the checkout; after a change in C or in a header, run it again.
 develop: $(STAMPS)/setup-run
-	"$(BIN)/python" -m pip install -q -e '.[test,cuda,hip]'
+	"$(BIN)/python" -m pip install -q -e '.[test,cuda,hip,compilers]'
 	@rm -f $(STAMPS)/build $(STAMPS)/test-tools
 
 clean:

@@ -22,7 +22,7 @@ COMPILERS = {
 C_HEADERS = [
     "accelerator.h", "backend.h", "command.h", "device_comm.h", "emulation.h", "ring.h", "status.h", "uccl_ep.h",
 ]  # fmt: skip
-KERNEL_HEADERS = ["device.h", "device_platform.h"]  # C++
+KERNEL_HEADERS = ["device.h", "device_platform.h", "nvshmem.h"]  # C++
 PLATFORM_HEADERS = ["device_cuda.h", "device_emulation.h", "device_hip.h", "device_poster.h"]  # parts of those
 # What a run-time compiler sees: the codec and the ring's layout, with no include path but ours.
 DEVICE_HEADERS = ["status.h", "command.h", "ring.h", "device_comm.h"]

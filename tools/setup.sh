@@ -32,6 +32,7 @@ libclang-rt-dev|ls "\$(clang -print-resource-dir)"/lib/linux/libclang_rt.fuzzer-
 gcc-aarch64-linux-gnu|have aarch64-linux-gnu-gcc|the aarch64 lane
 g++-aarch64-linux-gnu|have aarch64-linux-gnu-g++|the aarch64 lane
 libc6-dev-arm64-cross|test -f /usr/aarch64-linux-gnu/include/stdio.h|the aarch64 lane
+hipcc|have hipcc|the check that kernels compile for AMD GPUs
 libamdhip64-5|ldconfig -p | grep -q libamdhip64.so|the check that kernels compile with hiprtc
 qemu-user|have qemu-aarch64 || have qemu-aarch64-static|the aarch64 lane
 END
