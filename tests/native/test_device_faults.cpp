@@ -12,11 +12,11 @@
 #define FAULTS(X)                                                                                                      \
     X(no_fence, "PUB-1", post_main, 120, 500, "stores a command without a fence")                                      \
     X(parity_in_one_word, "PUB-1", post_main, 120, 500, "slot.word[0] >> 63 is")                                       \
-    X(lanes_wait_alone, "PUB-2", post_main, 5, 500, "refused is")                                                      \
+    X(lanes_wait_alone, "PUB-2", post_main, 2, 500, "refused is")                                                      \
     X(overwrite_full_ring, "PRG-3", post_main, 120, 500, "tail_cache is")                                              \
     X(give_up_unnoticed, "PRG-3", post_main, 120, 500, "gave_up[0] is")                                                \
     X(last_error_wins, "ERR-2", calls_main, 120, 500, "took the place of the first")                                   \
-    X(deadline_ignored, "ERR-1", calls_main, 120, 15, "not finished after 15 s")                                       \
+    X(deadline_ignored, "ERR-1", calls_main, 120, 8, "not finished after 8 s")                                         \
     X(abort_ignored, "ABT-1", calls_main, 1, 500, "results->status[i] is")                                             \
     X(failure_ignored, "ERR-2", calls_main, 1, 500, "results->status[i] is")                                           \
     X(first_bank_only, "SIG-6", calls_main, 1, 500, "results->status[i] is")                                           \
@@ -58,7 +58,7 @@ static void check(const char *name, int (*tests)(int, char **), unsigned patienc
     if (!child) {
         bench_timeout = patience * second;
         test_longest = limit;
-        setenv("UCCL_EP_TEST_SCALE", "0.1", 1);
+        setenv("UCCL_EP_TEST_SCALE", "0.05", 1);
         if (dup2(fileno(said), 1) < 0 || dup2(fileno(said), 2) < 0) _exit(3);
         const int status = tests(2, argv);
         fflush(nullptr);
@@ -71,9 +71,9 @@ static void check(const char *name, int (*tests)(int, char **), unsigned patienc
     all[fread(all.data(), 1, all.size() - 1, said)] = 0;
     fclose(said);
     const bool passed = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    CHECK(passed == !text, "%s: ended with 0x%x: %s", name, status, all.data());
-    if (text) CHECK(strstr(all.data(), text), "%s: noticed, but not for \"%s\": %s", name, text, all.data());
-    printf("%s: %s\n", name, text ? "noticed" : "passes");
+    CHECK(!passed, "%s: not noticed: %s", name, all.data());
+    CHECK(strstr(all.data(), text), "%s: noticed, but not for \"%s\": %s", name, text, all.data());
+    printf("%s: noticed\n", name);
 }
 
 int main(int argc, char **argv) {
@@ -81,8 +81,6 @@ int main(int argc, char **argv) {
     char seed[32];
     snprintf(seed, sizeof seed, "%" PRIu64, test_seed_value);
     char *arguments[] = {argv[0], seed, nullptr};
-    check("calls as they are", calls_main, 120, 500, nullptr, arguments);
-    check("posts as they are", post_main, 120, 500, nullptr, arguments);
 #define FAULT_CHECK(name, clause, tests, patience, limit, text)                                                        \
     if (SEES_RACES == !strcmp(text, "data race")) {                                                                    \
         fault_on.name = true;                                                                                          \

@@ -165,14 +165,13 @@ static void check_producers() {
             for (const uint32_t log2_slots : {1u, 4u, 7u}) {
                 // A ring of two slots costs a turn of the proxy for two commands: it gets fewer.
                 const bool tiny = log2_slots == 1;
-                const bool by_poster = form == POSTER || form == POSTER_TICKETS;
                 const uint32_t n = warp == 1 ? 5
                                    : tiny    ? warp + 7
                                              : warp * 2 + static_cast<uint32_t>(test_below(&rng, warp));
                 const uint64_t seed = test_below(&rng, 2) ? test_random(&rng) | 1 : 0;
                 const uint64_t first[] = {0, test_below(&rng, 1000), (1ull << 32) - 20, ~0ull - 1};
                 const uint32_t channels = 1 + static_cast<uint32_t>(test_below(&rng, 3));
-                const uint64_t most = tiny ? 12 : by_poster ? 20 : form == BY_BLOCK || warp == 1 ? 200 : 20;
+                const uint64_t most = tiny ? 5 : form == BY_BLOCK || warp == 1 ? 60 : 12;
                 const uint64_t commands = 3 + test_scaled(most);
                 run_producers(form, {warp, 3, n, seed}, channels, log2_slots, first[test_below(&rng, 4)], commands);
             }

@@ -30,6 +30,18 @@ def test_a_kernel_puts(checkout: Path, tmp_path: Path) -> None:
     assert "4096 bytes, put and signalled by a kernel" in done.stdout
 
 
+def test_kernels_in_the_spelling_of_nvshmem(checkout: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, checkout / "examples/nvshmem_exchange.py", "cpu", "3"],
+        env={**os.environ, "UCCL_EP_CACHE_DIR": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank}: 3 rows and 3 x 16 tokens, as they were sent" for rank in range(3)
+    ]
+
+
 def test_the_kernel_of_the_documentation(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
