@@ -10,6 +10,18 @@
 #include <string.h>
 
 unsigned char uccl_ep_fault_on[UCCL_EP_FAULT_COUNT];
+static const void *held_channel;
+static uint64_t held_behind;
+
+void fault_hold(const void *channel, uint64_t ticket) {
+    __atomic_store_n(&held_behind, ticket, __ATOMIC_RELAXED);
+    __atomic_store_n(&held_channel, channel, __ATOMIC_RELEASE);
+}
+
+bool fault_holds(const void *channel, uint64_t ticket) {
+    return __atomic_load_n(&held_channel, __ATOMIC_ACQUIRE) == channel &&
+           (int64_t)(ticket - __atomic_load_n(&held_behind, __ATOMIC_RELAXED)) > 0;
+}
 
 __attribute__((constructor)) static void read_environment(void) {
     static const char *const names[] = {

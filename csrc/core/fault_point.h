@@ -9,6 +9,9 @@
 #ifndef UCCL_EP_CORE_FAULT_POINT_H
 #define UCCL_EP_CORE_FAULT_POINT_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 /* X(name, clause that it breaks, what it does) */
 #define UCCL_EP_FAULT_POINT_TABLE(X)                                                                                   \
     X(post_part_of_batch, "PUB-2", "a batch that has no room is posted up to where it fits")                           \
@@ -33,6 +36,7 @@
     X(source_at_take, "QUI-0", "sources are reported free when commands are taken")                                    \
     X(complete_at_submit, "QUI-1", "commands are reported complete when they are submitted")                           \
     X(poll_never_done, "QUI-3", "a ticket that is polled never becomes done")                                          \
+    X(wait_holds_ring, "QUI-3", "while a ticket is waited for, what is posted behind it is not taken")                 \
     X(quiet_one_channel, "QUI-2", "quiet over all channels waits for channel 0")                                       \
     X(idle_quiet_waits, "QUI-4", "a poll of quiet with nothing outstanding says that it has to wait")                  \
     X(heap_limit_unchecked, "MEM-1", "a heap larger than commands can address is not refused")                         \
@@ -64,8 +68,18 @@ enum uccl_ep_fault_point {
 };
 extern unsigned char uccl_ep_fault_on[UCCL_EP_FAULT_COUNT];
 #define FAULT(name) (uccl_ep_fault_on[UCCL_EP_FAULT_##name] != 0)
+/* wait_holds_ring: the wait of a channel that began last, and the ticket that it is for. */
+void fault_hold(const void *channel, uint64_t ticket);
+bool fault_holds(const void *channel, uint64_t ticket);
 #else
 #define FAULT(name) 0
+static inline void fault_hold(const void *channel, uint64_t ticket) {
+    (void)channel, (void)ticket;
+}
+static inline bool fault_holds(const void *channel, uint64_t ticket) {
+    (void)channel, (void)ticket;
+    return false;
+}
 #endif
 
 #endif

@@ -180,6 +180,7 @@ __attribute__((noinline)) static uint32_t take_fine(struct proxy *p, struct chan
 static uint32_t drain(struct proxy *p, struct channel *c) {
     const uint64_t ticket = c->taken;
     uccl_ep_words first;
+    if (FAULT(wait_holds_ring) && fault_holds(c, ticket)) return 0;
     /* An idle channel costs no more than this. */
     if (!uccl_ep_ring_take(c->slots, p->ring_log2, ticket, &first) || UNLIKELY(c->closed)) return 0;
     const uint64_t ring_mask = (1ull << p->ring_log2) - 1;

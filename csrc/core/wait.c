@@ -122,7 +122,10 @@ static uccl_ep_status wait_counter(uccl_ep_comm *comm, uint32_t channel_index, u
 }
 
 uccl_ep_status uccl_ep_wait(uccl_ep_comm *comm, uint32_t channel, uint64_t ticket, uint64_t timeout_ns) {
-    return wait_counter(comm, channel, ticket, false, timeout_ns);
+    if (FAULT(wait_holds_ring) && channel < comm->channels) fault_hold(comm->channel_of[channel], ticket);
+    const uccl_ep_status status = wait_counter(comm, channel, ticket, false, timeout_ns);
+    if (FAULT(wait_holds_ring)) fault_hold(NULL, 0);
+    return status;
 }
 
 uccl_ep_status uccl_ep_wait_source(uccl_ep_comm *comm, uint32_t channel, uint64_t ticket, uint64_t timeout_ns) {

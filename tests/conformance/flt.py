@@ -174,6 +174,36 @@ def one_slow_peer(ctx: Context) -> None:
         b.loosen(layout.landing(source), size)
 
 
+@case("qui3.posts_pass_a_wait", clauses=("QUI-3", "PRG-2", "SIG-1"), ranks=(3,), needs=FAULTY, comm={"channels": 2})
+def posts_pass_a_wait(ctx: Context) -> None:
+    """While a ticket of a put to a slow peer is waited for, what is posted behind it on its channel goes to others."""
+    _inject(ctx, "slow_peer peer=2 ns=2000000000")
+    b = ctx.open(timeout=30.0, peer_timeout=30.0)
+    layout = Layout(b)
+    n = 50
+    began = ctx.now()
+    if ctx.rank == 0:
+        slow = b.channel(0).put(2, layout.source(2), layout.landing(0), 4096)
+        waiter = ctx.spawn(slow.wait)
+        b.wait_signal(1, 1)  # by then it waits
+        for _ in range(n):
+            b.channel(0).signal(1, 0)
+        waiter.join()
+        ctx.check(ctx.now() - began > 1.0, "QUI-3", "the slow peer was not slow")
+    if ctx.rank == 1:
+        b.channel(1).signal(0, 1)
+        b.wait_signal(0, n, "QUI-3")
+        took = ctx.now() - began
+        ctx.check(took < 0.5, "QUI-3", "a wait held up what was posted behind its ticket", seconds=round(took, 3))
+    ctx.barrier()
+    if ctx.rank == 0:
+        b.expect_signal(1)
+    if ctx.rank == 1:
+        b.expect_signal(0, n)
+    if ctx.rank == 2:
+        b.loosen(layout.landing(0), 4096)
+
+
 @case("prg1.after_idle", clauses=("PRG-1", "SIG-1"), ranks=(2,), level="full", needs=FAULTY)
 def after_idle(ctx: Context) -> None:
     """A put after five seconds, a minute, and more than two minutes in which nothing happened works as the first one.

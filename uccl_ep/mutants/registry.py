@@ -139,6 +139,8 @@ MUTANTS: tuple[Mutant, ...] = (
           "qui2.all_32_channels@unordered", nic=SLOWER),
     _core("poll_never_done", "QUI-3", "never tells a poll that a ticket is done", "qui3.wait_poll_drop",
           time_scale=0.3),
+    _virtual("core", "wait_holds_ring", "QUI-3", "takes nothing that is posted behind a ticket that is waited for",
+             "connectx", "qui3.posts_pass_a_wait"),
     _core("idle_quiet_waits", "QUI-4", "lets a quiet wait although nothing is outstanding", "qui4.nothing_outstanding"),
     _nic("acknowledged_not_visible", "QUI-5", "completes puts that were acknowledged but are not visible",
          "qui5.third_rank"),
