@@ -304,6 +304,13 @@ def test_a_rank_that_died_in_a_call_may_have_posted() -> None:
     assert (event["kind"], event["status"]) == (KINDS["post"], recording.UNFINISHED)
 
 
+def test_a_batch_with_tickets_that_it_cannot_have_is_not_judged() -> None:
+    part = recording.Part(iter(range(100)).__next__, (0, 1), 0, 1)
+    call = part.posting(part.clock(), 0, [(OPS["signal"], 1, 0, 0, 0, 3, 1)] * 4)
+    part.posted(call, 1)
+    assert part.unjudged == "a batch of 4 commands ends with ticket 1"
+
+
 def test_polls_are_kept_as_the_first_and_the_last() -> None:
     part = recording.Part(iter(range(1000)).__next__, (0,), 0, 1)
     for value in [0] * 50 + [1] * 50:

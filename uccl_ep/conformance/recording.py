@@ -171,6 +171,8 @@ class Part:
         known = self._calls.pop(call, None)
         if known is not None:  # or it came back when all was over
             begin, channel, found = known
+            if last + 1 < len(found):
+                self.spoil(f"a batch of {len(found)} commands ends with ticket {last}")
             self._post(begin, channel, found, 0, last - len(found) + 1)
 
     def posted_in_vain(self, call: int, status: int) -> None:

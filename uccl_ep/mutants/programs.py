@@ -76,7 +76,7 @@ def source_changed_early(ctx: Context, wrong: bool) -> None:
 def target_rewritten_early(ctx: Context, wrong: bool) -> None:
     """The reader stores into the slot as soon as it has read it. Right: once the put is complete at its sender."""
     b = ctx.bench
-    for r in range(_ROUNDS):
+    for r in range(4 * _ROUNDS):
         if ctx.rank == 0:
             b.place(0, _data(ctx, 0, r))
             ticket = b.channel().put_signal(1, 0, 4096, _SIZE, 0)
