@@ -39,14 +39,15 @@ LANES = {
         # Some kernels place libraries where ThreadSanitizer keeps its shadow: a fixed layout avoids it.
         prefix=("setarch", os.uname().machine, "-R"),
         # They have one thread.
-        without=("test_codec", "test_fiber", "test_ring_model", "test_weakmem"),
+        without=("test_codec", "test_exhaustive", "test_fiber", "test_ring_model", "test_weakmem"),
     ),
     "aarch64": Lane(
         needs=("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64|qemu-aarch64-static"),
         cmake=(f"-DCMAKE_TOOLCHAIN_FILE={CHECKOUT}/cmake/aarch64-linux-gnu.cmake",),
         environment={"UCCL_EP_TEST_SCALE": "0.01"},
-        # It explores a model of memory, whatever the machine's own; under an emulator that takes minutes.
-        without=("test_ring_model",),
+        # One explores a model of memory, whatever the machine's own, one starts a test for each of its faults; under an
+        # emulator they take minutes.
+        without=("test_device_faults", "test_ring_model"),
     ),
 }
 
