@@ -24,14 +24,15 @@
  *
  *   Memory. X_block, X_device and X_system are scopes: all threads of the block; of the device; and the CPU and other
  *   devices, too. Loads and stores without "acquire" or "release" are relaxed, that is atomic and unordered, and so are
- *   add, or and exchange. What X_block touches are words
- *   of 32 bits in shared memory.
+ *   add, or and exchange. What X_block touches are words of 32 bits in shared memory.
  *       load_constant(address)   of device memory that nobody changes while the kernel runs
  *       load_system, load_device, load_acquire_system, load_acquire_device, load_acquire_block
  *       load_pair_system(address, &second)   acquire; two adjacent words, 16-byte aligned; the second is read no
- * earlier than the first, which is returned store_system, store_release_system, store_release_device, store_block,
- * store_release_block add_device, exchange_device, add_block, or_block fence_block()       acquire and release, for the
- * block fence_system()      acquire and release: what this thread read before it comes before all that it does after
+ *                           earlier than the first, which is returned
+ *       store_system, store_release_system, store_release_device, store_block, store_release_block
+ *       add_device, exchange_device, add_block, or_block
+ *       fence_block()       acquire and release, for the block
+ *       fence_system()      acquire and release: what this thread read before it comes before all that it does after
  *                           it, and all that it did, or synchronised with, before comes before what it stores after it
  *       store_command(slot, word0, word1)   both words of a ring's slot, relaxed, in one instruction where there is one
  *
