@@ -107,13 +107,6 @@ static int pop(void **context) {
     fake.current--;
     return end(OK);
 }
-static int flush(int target, int scope) {
-    int error = begin(true, false);
-    if (error) return error;
-    if (target != 0 || scope != 100) return end(E_INVALID);
-    fake.flushes++;
-    return end(OK);
-}
 CALL(cuDevicePrimaryCtxRetain, (void **context, int device), retain(context, device))
 CALL(cuDevicePrimaryCtxRelease_v2, (int device), release(device))
 CALL(cuCtxPushCurrent_v2, (void *context), push(context))
@@ -143,6 +136,13 @@ CALL(cuIpcOpenMemHandle_v2, (uint64_t * address, fake_handle handle, unsigned fl
 CALL(cuIpcCloseMemHandle, (uint64_t address), fake_ipc_close((void *)address))
 #endif
 #if !FAKE_OLD
+static int flush(int target, int scope) {
+    int error = begin(true, false);
+    if (error) return error;
+    if (target != 0 || scope != 100) return end(E_INVALID);
+    fake.flushes++;
+    return end(OK);
+}
 CALL(cuMemGetHandleForAddressRange, (void *handle, uint64_t address, size_t bytes, int type, unsigned long long flags),
      fake_dmabuf(handle, (void *)address, bytes, type, flags))
 CALL(cuFlushGPUDirectRDMAWrites, (int target, int scope), flush(target, scope))
