@@ -43,16 +43,23 @@ def test_level_core(conformance: Conformance) -> None:
 
 
 @pytest.mark.required_in_ci
-@pytest.mark.parametrize(("warp_size", "heap"), [(1, "host"), (32, "device"), (64, "device")])
-def test_other_warps_and_heaps(conformance: Conformance, warp_size: int, heap: str) -> None:
-    """What looks at lanes and at memory: posting, and what a signal shows, with the cases of kernels' own."""
+@pytest.mark.parametrize(
+    ("warp_size", "heap", "level"), [(1, "host", "core"), (32, "device", "full"), (64, "device", "core")]
+)
+def test_other_warps_and_heaps(conformance: Conformance, warp_size: int, heap: str, level: str) -> None:
+    """What looks at lanes and at memory: posting, and what a signal shows, with the cases of kernels' own. Once also
+    against the weakest promises."""
     chosen = [
         word for glob in ("pub?.*", "thr1.*", "put1.*", "put2.*", "qui5.*", "abt1.kernel*") for word in ("--case", glob)
     ]
-    status, report, said = conformance(*LANE, *chosen, "--warp-size", str(warp_size), "--heap", heap, timeout=SECONDS)
+    status, report, said = conformance(
+        *LANE, *chosen, "--warp-size", str(warp_size), "--heap", heap, "--level", level, timeout=SECONDS
+    )
     assert status == 0, said[-6000:]
     _check(report, said, heap, warp_size)
-    assert len(report["cases"]) >= 30
+    assert len(report["cases"]) >= 20
+    again = sum(case["id"].endswith("@unordered") for case in report["cases"])
+    assert again >= 10 if level == "full" else not again
     assert ("pub2.more_than_the_ring" in report["not_in_lane"]) == (warp_size == 1)
 
 
