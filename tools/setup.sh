@@ -22,6 +22,7 @@ gcc|have cc|everything: it is the compiler
 libc6-dev|printf '#include <stdio.h>\n' | cc -E - | grep -q printf|everything: it holds the C headers
 python3-venv|"$python" -c 'import ensurepip'|nothing where pip or virtualenv is there
 python3-dev|test -f "\$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"|everything: it holds Python.h
+libibverbs-dev|test -f /usr/include/infiniband/verbs.h|the backends of RDMA NICs: it holds the header of the verbs
 END
     [ "$goal" = test ] || return 0
     cat <<END

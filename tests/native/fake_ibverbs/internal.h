@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * internal.h: the objects of the fake library. All of them are guarded by `fake_lock`.
+ */
+#ifndef FAKE_IBVERBS_INTERNAL_H
+#define FAKE_IBVERBS_INTERNAL_H
+
+#include <endian.h>
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fake_ibverbs.h"
+
+#define FAKE_MAX_DEVICES 16
+#define FAKE_MAX_PORTS 2
+#define FAKE_MAX_GIDS 16
+#define FAKE_MAX_PKEYS 8
+#define FAKE_MAX_SGE 32
+#define FAKE_MAX_INLINE 1024
+
+/* What the documentation calls undefined ends the test here. */
+#define FAKE_DIE(...)                                                                                                  \
+    do {                                                                                                               \
+        fprintf(stderr, "fake libibverbs: %s: ", __func__);                                                            \
+        fprintf(stderr, __VA_ARGS__);                                                                                  \
+        fputc('\n', stderr);                                                                                           \
+        abort();                                                                                                       \
+    } while (0)
+
+typedef struct fake_gid {
+    union ibv_gid gid;
+    uint32_t type; /* enum ibv_gid_type */
+    uint32_t ifindex;
+} fake_gid;
+
+typedef struct fake_vendor_errors {
+    uint32_t access, retry, rnr, flush, invalid, protection, operation, length, fatal;
+} fake_vendor_errors;
+
+typedef struct fake_device {
+    struct ibv_device base;
+    bool listed, dead;
+    uint32_t index;
+    uint64_t guid;
+    const char *node_desc;
+    struct ibv_device_attr attr;
+    char firmware[64];
+    fake_vendor_errors vendor;
+    struct ibv_port_attr port[FAKE_MAX_PORTS];
+    fake_gid gid[FAKE_MAX_GIDS];
+    uint32_t gids;
+    uint16_t pkey[FAKE_MAX_PKEYS];
+    uint32_t pkeys;
+    /* what a provider decides */
+    uint32_t max_inline, inline_grant; /* UINT32_MAX: grant what is asked */
+    uint32_t max_post;                 /* requests that one doorbell takes; more break the queue; 0: any */
+    uint64_t inflight_limit, inflight; /* bytes; more and the fabric loses them; 0: no limit */
+    uint64_t memlock, locked;
+    uint32_t open_errno, reg_errno, dmabuf_errno, rd_atom_used;
+    bool srq, wr_api, cq_ex, relaxed, cq_clean, routed, lazy, reuse_qpn, peermem, strict_atomic_flag;
+    uint32_t max_send_wr_pad; /* requests of a queue beyond those asked for that the provider grants */
+    uint32_t live_qps, live_cqs, live_mrs, live_srqs;
+} fake_device;
+
+typedef struct fake_context {
+    struct verbs_context verbs; /* ends with the struct ibv_context that users hold */
+    fake_device *device;
+    int event_write;
+    uint32_t users; /* objects that live in it */
+    struct fake_context *next;
+} fake_context;
+
+typedef struct fake_pd {
+    struct ibv_pd base;
+    uint32_t users;
+} fake_pd;
+
+typedef struct fake_mr {
+    struct ibv_mr base;
+    unsigned int access;
+    uint64_t iova;
+    char *memory; /* where the NIC reaches it */
+    bool mapped;  /* by us, of a dmabuf */
+    uint64_t map_bytes;
+    char *map;
+    struct fake_mr *next;
+} fake_mr;
+
+typedef struct fake_channel {
+    struct ibv_comp_channel base;
+    int write;
+} fake_channel;
+
+typedef struct fake_cqe {
+    struct ibv_wc wc;
+    struct fake_qp *qp; /* NULL: it is gone */
+    uint64_t frees;     /* the send queue up to here, where `send` */
+    bool send;
+    struct fake_srq *srq; /* whose slot it gives back */
+} fake_cqe;
+
+typedef struct fake_cq {
+    struct ibv_cq_ex base; /* begins as struct ibv_cq */
+    fake_cqe *ring;
+    uint32_t capacity, users, unacknowledged;
+    uint64_t head, tail;
+    bool overrun, armed, ex, polling;
+    uint64_t wc_flags;
+    fake_cqe current;
+} fake_cq;
+
+typedef struct fake_recv {
+    uint64_t wr_id;
+    uint32_t sges;
+    struct ibv_sge sge[4];
+} fake_recv;
+
+/* Receives: `posted` given, `taken` used by the wire, `freed` polled: a slot is free again only then. */
+typedef struct fake_rq {
+    fake_recv *ring;
+    uint32_t capacity, max_sge;
+    uint64_t posted, taken, freed;
+} fake_rq;
+
+typedef struct fake_srq {
+    struct ibv_srq base;
+    fake_rq queue;
+    uint32_t users, limit;
+} fake_srq;
+
+typedef struct fake_send {
+    uint64_t wr_id, remote, compare_add, swap;
+    uint32_t rkey, imm, sges, length, inline_bytes;
+    enum ibv_wr_opcode opcode;
+    bool signalled, crowded, flooding; /* behind what one doorbell takes; beyond what may be in flight */
+    struct ibv_sge sge[FAKE_MAX_SGE];
+    unsigned char data[FAKE_MAX_INLINE];
+} fake_send;
+
+typedef struct fake_qp {
+    struct ibv_qp_ex base; /* begins as struct ibv_qp */
+    fake_device *device;
+    struct ibv_qp_cap cap;
+    bool sig_all, has_ops, cut, held;
+    uint64_t ops;
+    struct ibv_qp_attr attr; /* all that was set */
+    struct ibv_qp_attr given[IBV_QPS_ERR + 1];
+    int given_mask[IBV_QPS_ERR + 1];
+    fake_send *ring;
+    uint64_t posted, executed, freed;
+    fake_rq queue;
+    uint32_t rnr_left;
+    int break_status; /* -1: none */
+    uint32_t break_vendor, unacknowledged;
+    uint32_t dest_rd_atomic; /* of the device's, while this queue holds them */
+    /* a batch of ibv_wr_* */
+    fake_send *batch;
+    uint32_t batched;
+    int batch_error;
+    bool building;
+    struct fake_qp *next; /* of all, in order of creation */
+} fake_qp;
+
+extern pthread_mutex_t fake_lock;
+extern fake_device *fake_devices[FAKE_MAX_DEVICES];
+extern fake_context *fake_contexts;
+extern fake_qp *fake_qps;
+extern fake_mr *fake_mrs;
+extern fake_ibverbs_stats fake_stats;
+
+#define LOCK() pthread_mutex_lock(&fake_lock)
+#define UNLOCK() pthread_mutex_unlock(&fake_lock)
+
+static inline void *make(size_t bytes) {
+    void *p = calloc(1, bytes);
+    if (!p) FAKE_DIE("no memory");
+    return p;
+}
+
+static inline void *refuse(int error) {
+    errno = error;
+    UNLOCK();
+    return NULL;
+}
+
+static inline int refuse_int(int error) {
+    errno = error;
+    UNLOCK();
+    return error;
+}
+
+static inline fake_context *fake_context_of(struct ibv_context *context) {
+    return (fake_context *)(void *)((char *)context - offsetof(fake_context, verbs) -
+                                    offsetof(struct verbs_context, context));
+}
+
+/* config.c: the devices that the environment names. Fewer than 0: an errno. */
+int fake_configure(void);
+/* verbs.c: true: this call is the one that was to fail; errno says with what. */
+bool fake_fails(const char *call);
+void fake_event(fake_device *device, enum ibv_event_type type, void *element);
+/* wire.c */
+void fake_wire_ops(struct ibv_context *context);
+void fake_qp_ops(fake_qp *qp);
+void fake_cq_ops(fake_cq *cq);
+void fake_qp_to_error(fake_qp *qp);
+void fake_forget(fake_qp *qp, bool clean); /* its completions, in every queue */
+void fake_run(bool all);
+fake_mr *fake_find_mr(const fake_device *device, uint32_t key);
+
+#endif
