@@ -354,6 +354,7 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     host_init(&comm->host, comm);
     comm->host.accelerator = comm->accelerator;
     comm->host.gpu = comm->gpu;
+    comm->host.gpu_info = comm->gpu ? &comm->gpu_info : NULL;
     comm->caps.size = sizeof comm->caps;
     host_fail_clear();
     status = comm->backend->device_open(&comm->host, c->device, c->backend_options, &comm->device, &comm->caps);

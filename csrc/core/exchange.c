@@ -69,7 +69,7 @@ uccl_ep_status exchange(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, 
                 snprintf(r->text, sizeof r->text, "at another step than '%s', or another version of uccl_ep", step);
             }
             if (r->status == UCCL_EP_OK) {
-                if (bytes) memcpy((char *)all + (size_t)rank * bytes, r + 1, bytes);
+                if (bytes && all) memcpy((char *)all + (size_t)rank * bytes, r + 1, bytes); /* none: no memory here */
             } else if (!told || (symptom(told->status) && !symptom(r->status))) {
                 told = r;
                 culprit = rank;

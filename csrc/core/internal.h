@@ -527,6 +527,8 @@ struct contacts {
     size_t address_room, region_room; /* of one blob */
     size_t stride;                    /* of one rank: [proxies] addresses, [regions] */
     char *all;                        /* [size] */
+    uint32_t pair_bytes;              /* of what an endpoint has for one peer alone; 0: nothing */
+    char *pairs;                      /* [size][proxies]: for this rank */
 };
 uccl_ep_status contacts_gather(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap, const char *step,
                                uccl_ep_status status, struct contacts *c);

@@ -62,6 +62,9 @@ static uccl_ep_status load(const uccl_ep_host *host, const char *real, const ucc
         (*table)->size < sizeof **table)
         return fail(host, UCCL_EP_E_ABI, "real=%s has backend ABI %u.%u, this library %u.%u", real, (*table)->abi_major,
                     (*table)->abi_minor, UCCL_EP_BACKEND_ABI_MAJOR, UCCL_EP_BACKEND_ABI_MINOR);
+    if ((*table)->peer_address)
+        return fail(host, UCCL_EP_E_UNSUPPORTED, "real=%s has addresses for one peer alone, which are not passed on",
+                    real);
     return UCCL_EP_OK;
 }
 

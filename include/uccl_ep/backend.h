@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * backend.h: what a NIC vendor fills in. ABI 1.2, pure C.
+ * backend.h: what a NIC vendor fills in. ABI 1.3, pure C.
  *
  * Purpose. A backend is encoding, queue management and polling of one kind of NIC, and nothing else: ordering of
  * signals, flow control, batching, deadlines, errors and retries are the core's. It is a shared library that exports
@@ -42,8 +42,8 @@ extern "C" {
 #define UCCL_EP_BACKEND_ABI_MAJOR 1u
 /* 1.1 added the promises from READ_FLUSHES on, OPERATION_VISIBLE, caps.adding_nics and
  * endpoint_config.receives_peer. 1.2 added host.accelerator and host.gpu, emulated device memory, FLUSH_LOCAL and
- * caps.max_receives. */
-#define UCCL_EP_BACKEND_ABI_MINOR 2u
+ * caps.max_receives. 1.3 added peer_address and host.gpu_info. */
+#define UCCL_EP_BACKEND_ABI_MINOR 3u
 #define UCCL_EP_BACKEND_ENTRY "uccl_ep_backend_entry"
 
 /* Opaque to the core. */
@@ -74,6 +74,7 @@ typedef struct uccl_ep_host {
      * (MEM-3) holds for the kernels of this GPU, its writes_ordering and flush_writes counted in. */
     const uccl_ep_accelerator *accelerator;
     uccl_ep_gpu *gpu;
+    const uccl_ep_gpu_info *gpu_info; /* of `gpu`; where it lies, for the choice of a NIC near it */
 } uccl_ep_host;
 
 /* -------------------------------------------------------------------------------------------- identity and promises */
@@ -199,6 +200,8 @@ typedef struct uccl_ep_memory {
 
 /* Longest blob of an exported region or an endpoint address. */
 #define UCCL_EP_MAX_BLOB_BYTES 512u
+/* Longest one that is for a single peer: there is one for each pair of ranks. */
+#define UCCL_EP_MAX_PEER_BLOB_BYTES 16u
 
 /* ------------------------------------------------------------------------------------------------------- operations */
 
@@ -340,6 +343,11 @@ typedef struct uccl_ep_backend {
     uccl_ep_status (*flush_local)(uccl_ep_endpoint *endpoint, uccl_ep_region region);
     /* endpoint, optional. A descriptor that becomes readable when poll() has something, or -1. */
     int32_t (*wait_fd)(uccl_ep_endpoint *endpoint);
+    /* control, or endpoint during a reset, optional. What `peer` alone needs to know of this endpoint, where one
+     * address for all is not enough: the queue pair that is for it. *bytes in: room (UCCL_EP_MAX_PEER_BLOB_BYTES), out:
+     * used, the same number for all peers. Asked for every peer, the own rank too, before each round of connect(),
+     * whose blob is then the peer's address followed by what the peer gave for this rank. */
+    uccl_ep_status (*peer_address)(uccl_ep_endpoint *endpoint, uint32_t peer, void *blob, uint32_t *bytes);
 } uccl_ep_backend;
 
 /* The one symbol that a backend exports. The table lives as long as the library is loaded. Called once, before anything

@@ -47,7 +47,7 @@ struct uccl_ep_endpoint {
     uccl_ep_completion done[2 * QUEUE];
     uint32_t completed;
     bool failed[RANKS];
-    uint32_t rank;
+    uint32_t rank, index;
     uccl_ep_endpoint *peer[RANKS];
     pthread_mutex_t lock; /* of what arrives: peers put it there */
     uccl_ep_completion arrived[QUEUE];
@@ -187,6 +187,7 @@ static uccl_ep_status endpoint_open(uccl_ep_device *d, const uccl_ep_endpoint_co
     e->device = d;
     e->random = (d->seed * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)config->rank << 32) ^ (config->index + 1);
     e->rank = config->rank;
+    e->index = config->index;
     pthread_mutex_init(&e->lock, NULL);
     *out = e;
     return UCCL_EP_OK;
@@ -200,9 +201,21 @@ static uccl_ep_status endpoint_address(uccl_ep_endpoint *e, void *blob, uint32_t
     *bytes = sizeof e;
     return UCCL_EP_OK;
 }
+/* For one peer alone: from whom, to whom. What connect() gets of this has to come from the right end of the right pair.
+ */
+static uccl_ep_status peer_address(uccl_ep_endpoint *e, uint32_t peer, void *blob, uint32_t *bytes) {
+    const uint32_t pair[3] = {e->rank, peer, e->index};
+    if (*bytes < sizeof pair) return UCCL_EP_E_INVALID;
+    memcpy(blob, pair, sizeof pair);
+    *bytes = sizeof pair;
+    return UCCL_EP_OK;
+}
 static uccl_ep_status connect_start(uccl_ep_endpoint *e, uint32_t peer, const void *blob, uint32_t bytes) {
-    if (bytes != sizeof e->peer[peer]) return UCCL_EP_E_INVALID;
-    memcpy(&e->peer[peer], blob, bytes);
+    uint32_t pair[3];
+    if (bytes != sizeof e->peer[peer] + sizeof pair) return UCCL_EP_E_INVALID;
+    memcpy(&e->peer[peer], blob, sizeof e->peer[peer]);
+    memcpy(pair, (const char *)blob + sizeof e->peer[peer], sizeof pair);
+    if (pair[0] != peer || pair[1] != e->rank || pair[2] != e->index) return UCCL_EP_E_INVALID;
     e->failed[peer] = false;
     return UCCL_EP_OK;
 }
@@ -352,6 +365,7 @@ const uccl_ep_backend *uccl_ep_backend_entry(void) {
                                           .disconnect = disconnect,
                                           .submit = submit,
                                           .poll = poll_completions,
-                                          .describe = describe};
+                                          .describe = describe,
+                                          .peer_address = peer_address};
     return &table;
 }

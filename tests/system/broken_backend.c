@@ -91,8 +91,21 @@ static uccl_ep_status bad_address(uccl_ep_endpoint *endpoint, void *blob, uint32
     return status;
 }
 
+/* An address for one peer alone, which the example does without. */
+#define PAIR_BYTES 8u
+static uccl_ep_status bad_peer_address(uccl_ep_endpoint *endpoint, uint32_t peer, void *blob, uint32_t *bytes) {
+    (void)endpoint;
+    if (is("pair_refused") && peer == 1) return UCCL_EP_E_NIC;
+    memset(blob, 0x5a, *bytes);
+    *bytes = is("pair_too_long") ? UCCL_EP_MAX_PEER_BLOB_BYTES + 1
+             : is("pair_empty")  ? 0
+             : is("pair_varies") ? 4 + peer
+                                 : PAIR_BYTES;
+    return UCCL_EP_OK;
+}
+
 static uccl_ep_status bad_connect(uccl_ep_endpoint *endpoint, uint32_t peer, const void *blob, uint32_t bytes) {
-    const uccl_ep_status status = start_connect(endpoint, peer, blob, bytes);
+    const uccl_ep_status status = start_connect(endpoint, peer, blob, bytes - PAIR_BYTES);
     return is("connect_in_progress") ? UCCL_EP_IN_PROGRESS : status;
 }
 
@@ -204,6 +217,7 @@ const uccl_ep_backend *uccl_ep_backend_entry(void) {
     bad.region_export = bad_export;
     bad.endpoint_open = bad_endpoint_open;
     bad.endpoint_address = bad_address;
+    bad.peer_address = bad_peer_address;
     bad.connect = bad_connect;
     bad.connect_poll = bad_connect_poll;
     bad.disconnect = bad_disconnect;

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * library.c: libibverbs, opened at run time, so that one build serves machines with and without it.
+ *
+ * Structures are those of rdma-core 44, which later ones only append to; whether a function is there is looked up.
+ */
+#include "verbs.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_LIBRARY "libibverbs.so.1"
+
+uccl_ep_status verbs_library_open(const uccl_ep_host *host, const char *path, verbs_library *library) {
+    memset(library, 0, sizeof *library);
+    if (!path[0]) path = getenv("UCCL_EP_LIBIBVERBS");
+    if (!path || !path[0]) path = DEFAULT_LIBRARY;
+    if (strlen(path) >= sizeof library->path)
+        return verbs_fail(host, UCCL_EP_E_INVALID, 0, "library=: a path of %zu bytes at most",
+                          sizeof library->path - 1);
+    strcpy(library->path, path);
+    /* Stays loaded: providers start threads and keep pointers of their own. */
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *why = dlerror();
+        return verbs_fail(host, UCCL_EP_E_NO_DEVICE, 0,
+                          "libibverbs is missing (%.120s): install rdma-core (Debian: libibverbs1 ibverbs-providers)",
+                          why ? why : path);
+    }
+    /* A symbol's address as a function: ISO C has no cast for it. */
+#define TAKE(type, name, arguments, needed)                                                                            \
+    *(void **)(void *)&library->name = dlsym(handle, #name);                                                           \
+    if (!library->name && (needed))                                                                                    \
+        return verbs_fail(host, UCCL_EP_E_NO_DEVICE, 0,                                                                \
+                          "%.120s lacks %s: it is no libibverbs, or too old; rdma-core 32 or newer is needed", path,   \
+                          #name);
+    VERBS_FUNCTIONS(TAKE)
+#undef TAKE
+    return UCCL_EP_OK;
+}

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# A backend over libibverbs: what all share, and one file of the vendor's. libibverbs is opened at run time; its header is
+# needed here. Where it is missing these backends are left out, and the product says how to get them.
+find_path(UCCL_EP_VERBS_HEADERS infiniband/verbs.h)
+if(NOT UCCL_EP_VERBS_HEADERS)
+    get_property(told GLOBAL PROPERTY uccl_ep_verbs_told)
+    if(NOT told)
+        message(STATUS "infiniband/verbs.h is missing: no backends connectx, thor and pollara (Debian: libibverbs-dev)")
+        set_property(GLOBAL PROPERTY uccl_ep_verbs_told TRUE)
+    endif()
+    return()
+endif()
+# That folder alone: another's headers must not come before a cross compiler's own.
+set(headers ${PROJECT_BINARY_DIR}/verbs_headers)
+file(MAKE_DIRECTORY ${headers})
+file(CREATE_LINK ${UCCL_EP_VERBS_HEADERS}/infiniband ${headers}/infiniband SYMBOLIC)
+if(NOT TARGET uccl_ep_verbs)
+    file(GLOB verbs_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.c)
+    add_library(uccl_ep_verbs OBJECT ${verbs_sources})
+    target_include_directories(uccl_ep_verbs SYSTEM PUBLIC ${headers})
+    target_link_libraries(uccl_ep_verbs PRIVATE uccl_ep_flags)
+endif()
+get_filename_component(vendor ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+add_library(uccl_ep_backend_${vendor} SHARED ${vendor}.c $<TARGET_OBJECTS:uccl_ep_verbs>)
+target_include_directories(uccl_ep_backend_${vendor} SYSTEM PRIVATE ${headers})
+target_link_options(uccl_ep_backend_${vendor} PRIVATE -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/../backend.map)
+set_target_properties(uccl_ep_backend_${vendor} PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/../backend.map)

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_verbs.c: the backends connectx, thor and pollara through the core, on a libibverbs made of software.
+ *
+ * The contract holds on each (SIG-2, SIG-7, PUT-6), with every strategy that it can have; receivers are always ready;
+ * limits of the vendors are kept; nothing is left behind.
+ */
+#include "verbs_ranks.h"
+
+#define RANKS 3u
+#define CELL 4096u
+#define FIRST_CELL 65536u
+
+struct setting {
+    const char *library, *devices; /* the machine */
+    const char *device[2];         /* of even and odd ranks */
+    const char *options;
+    uint32_t asked, chosen; /* strategy */
+    uint32_t proxies;
+};
+
+/* Every rank to every rank, itself too: puts, then a signal; whoever sees the signal sees the puts. */
+static void exchange_messages(thread_rank *r, uccl_ep_comm *comm, char *heap, uint64_t first, uint64_t rounds) {
+    for (uint64_t round = first; round < first + rounds; round++) {
+        for (uint32_t peer = 0; peer < RANKS; peer++) {
+            const uint64_t source = (uint64_t)peer * CELL, target = FIRST_CELL + (uint64_t)r->rank * CELL;
+            const uint32_t channel = (uint32_t)(round + peer) % 2;
+            memset(heap + source, (int)(round * 5 + r->rank * 17 + peer), CELL);
+            OK(uccl_ep_put(comm, channel, peer, source, target, CELL - 64, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+            OK(uccl_ep_put_signal(comm, channel, peer, source + CELL - 64, target + CELL - 64, 64, r->rank, 1,
+                                  UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        }
+        for (uint32_t peer = 0; peer < RANKS; peer++) {
+            OK(uccl_ep_wait_signal(comm, peer, round, peer, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+            const char *at = heap + FIRST_CELL + (size_t)peer * CELL;
+            for (uint32_t i = 0; i < CELL; i++)
+                CHECK(at[i] == (char)(round * 5 + peer * 17 + r->rank), "round %" PRIu64 " peer %u byte %u", round,
+                      peer, i);
+        }
+        OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+        thread_barrier(r);
+    }
+}
+
+static void setting_rank(thread_rank *r, void *argument) {
+    const struct setting *s = argument;
+    uccl_ep_config config = verbs_config(s->library, s->device[r->rank % 2], s->options);
+    config.strategy = s->asked;
+    config.proxies = s->proxies ? s->proxies : 1;
+    config.flags = UCCL_EP_CONFIG_SINGLE_WRITER;
+    const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
+    uccl_ep_comm *comm;
+    OK(uccl_ep_comm_create(&config, &bootstrap, &comm));
+    uccl_ep_comm_info info = {.size_of_struct = sizeof info};
+    OK(uccl_ep_comm_query(comm, &info));
+    CHECK(info.strategy == s->chosen, "strategy %u: %s", info.strategy, info.strategy_reason);
+    exchange_messages(r, comm, info.heap, 1, 1 + test_scaled(40));
+    thread_barrier(r);
+    uccl_ep_comm_destroy(comm);
+}
+
+#define MLX "mlx5_0;mlx5_1"
+#define BNXT "bnxt_re0,reuse=1;bnxt_re1"
+#define IONIC "ionic_0;ionic_1"
+
+static void test_settings(void) {
+    static const struct setting settings[] = {
+        {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 1},
+        {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "ack=visible", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 2},
+        {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "relaxed=1", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},
+        {BACKEND("connectx"), MLX, {"mlx5_1", "mlx5_0"}, "relaxed=1,srq=0", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 2},
+        {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_0"}, "atomics=0", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},
+        {BACKEND("connectx"),
+         MLX,
+         {"mlx5_0", "mlx5_1"},
+         "",
+         UCCL_EP_STRATEGY_SENDER_HOLD,
+         UCCL_EP_STRATEGY_SENDER_HOLD,
+         1},
+        {BACKEND("connectx"),
+         MLX,
+         {"mlx5_0", "mlx5_1"},
+         "",
+         UCCL_EP_STRATEGY_SENDER_HOLD_SUM,
+         UCCL_EP_STRATEGY_SENDER_HOLD_SUM,
+         1},
+        {BACKEND("connectx"),
+         MLX,
+         {"mlx5_0", "mlx5_1"},
+         "",
+         UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
+         UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
+         1},
+        /* Two NICs a rank: each adds, in words of its own. */
+        {BACKEND("connectx"), MLX, {"mlx5_0+mlx5_1", "mlx5_1+mlx5_0"}, "", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 2},
+        /* Regions in pieces. */
+        {BACKEND("connectx"),
+         "mlx5_0,max_mr_size=0x10000;mlx5_1,max_mr_size=0x18000",
+         {"mlx5_0", "mlx5_1"},
+         "",
+         0,
+         UCCL_EP_STRATEGY_ORDERED_ATOMIC,
+         1},
+        {BACKEND("connectx"),
+         "mlx5_0,layer=ib,lid=3;mlx5_1,layer=ib,lid=4",
+         {"mlx5_0", "mlx5_1"},
+         "inline=0",
+         0,
+         UCCL_EP_STRATEGY_ORDERED_ATOMIC,
+         1},
+        {BACKEND("thor"), BNXT, {"bnxt_re0", "bnxt_re1"}, "", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 1},
+        {BACKEND("thor"),
+         BNXT,
+         {"bnxt_re0", "bnxt_re1"},
+         "",
+         UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
+         UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
+         2},
+        {BACKEND("pollara"), IONIC, {"ionic_0", "ionic_1"}, "", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},
+        {BACKEND("pollara"), IONIC, {"ionic_1", "ionic_1"}, "", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 2},
+        {BACKEND("pollara"),
+         "rxe0;rxe1",
+         {"rxe0", "rxe1"},
+         "limits_only=1",
+         0,
+         UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
+         1},
+        {BACKEND("connectx"), "rxe0;rxe1", {"rxe0", "rxe1"}, "limits_only=1", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 1},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        fake_machine(settings[i].devices);
+        const fake_ibverbs_stats before = fake_stats();
+        run_ranks(RANKS, setting_rank, (void *)&settings[i]);
+        const fake_ibverbs_stats after = fake_stats();
+        CHECK_EQ(after.rnr_naks, before.rnr_naks);
+        CHECK_EQ(after.cq_overruns, before.cq_overruns);
+        check_nothing_left();
+        printf("%s on %s (%s): %" PRIu64 " requests, %" PRIu64 " doorbells, %" PRIu64 " inline\n",
+               strrchr(settings[i].library, '_') + 1, settings[i].device[0], settings[i].options,
+               after.posted - before.posted, after.doorbells - before.doorbells, after.inlined - before.inlined);
+    }
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv, 120);
+    test_settings();
+    return test_end();
+}
