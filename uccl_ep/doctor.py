@@ -92,19 +92,8 @@ def processors() -> Check:
     return Check("processors", "warning" if advice else "ok", found, advice)
 
 
-def rdma_devices() -> Check:
-    root = Path("/sys/class/infiniband")
-    try:
-        devices = sorted(entry.name for entry in root.iterdir())
-    except FileNotFoundError:
-        return Check("RDMA devices", "info", "none: this kernel shows no /sys/class/infiniband")
-    except OSError as error:
-        return Check("RDMA devices", "unknown", f"{root}: {error.strerror}")
-    return Check("RDMA devices", "info", ", ".join(devices) or "none")
-
-
 def optional_packages() -> Check:
-    found = [f"{name}: {'there' if find_spec(name) else 'not installed'}" for name in ("torch", "mpi4py")]
+    found = [f"{name}: {'there' if find_spec(name) else 'not installed'}" for name in ("torch", "mpi4py", "pyverbs")]
     return Check("optional packages", "info", "; ".join(found))
 
 
@@ -123,12 +112,15 @@ def backend_checks(backend: backends.Backend) -> Iterator[Check]:
     except errors.UcclEpError as error:
         yield Check(f"backend {backend.name}", "error", error.record.text or error.name, error.advice)
         return
-    usable = [device for device in probed.devices if not device.unusable]
-    found = f"{probed.name} {probed.version}, {len(usable)} usable of {len(probed.devices)} devices"
-    yield Check(f"backend {backend.name}", "ok" if usable else "warning", found)
-    for device in probed.devices:
+    mine = [device for device in probed.devices if backend.owns(device)]
+    usable = [device for device in mine if not device.unusable]
+    found = f"{probed.name} {probed.version}, {len(usable)} usable of {len(mine)} devices"
+    # Most machines have no NIC of most vendors.
+    level: Level = "ok" if usable else "warning" if mine else "info"
+    yield Check(f"backend {backend.name}", level, found)
+    for device in mine:
         if device.unusable:
-            yield Check(f"device {device.name}", "warning", "cannot be used", device.unusable)
+            yield Check(f"{backend.name} on {device.name}", "warning", "cannot be used", device.unusable)
     if backend.module is not None:
         yield from backend.module.doctor()
 
@@ -141,7 +133,7 @@ class Examination:
 
 def examine() -> Examination:
     """All checks; none raises."""
-    from . import _gpu_checks
+    from . import _gpu_checks, _rdma_checks
 
     system = Check(
         "system", "ok", f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}"
@@ -150,10 +142,12 @@ def examine() -> Examination:
         system = Check("system", "error", sys.platform, "uccl_ep runs on Linux")
     checks = [system, library(), processors(), memory_lock(), huge_pages()]
     gpus = _gpu_checks.look()
-    checks += [*_gpu_checks.checks(gpus), rdma_devices(), optional_packages()]
+    checks += [*_gpu_checks.checks(gpus), *_rdma_checks.checks(), optional_packages()]
     for name in backends.names():
         try:
             checks += backend_checks(backends.find(name))
+        except errors.MissingPackage as error:  # was left out when this installation was built
+            checks.append(Check(f"backend {name}", "info", "not in this installation", error.record.text))
         except errors.UcclEpError as error:
             checks.append(Check(f"backend {name}", "error", error.record.text, error.advice))
     return Examination(checks, _gpu_checks.as_json(gpus))

@@ -3,10 +3,13 @@
 
 A package that brings a backend names a module in that group. The module has `SUMMARY`, one line; `library()`, the path
 of the shared library; and `doctor()`, its checks of this machine (see uccl_ep.doctor). It must import without its NIC.
+Where a library lists NICs that are another backend's, the module also has `owns(name)`: is this one for it? None: the
+kernel does not know it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -20,7 +23,7 @@ from .. import _apart, errors
 
 if TYPE_CHECKING:
     from ..doctor import Check
-    from ..info import BackendInfo
+    from ..info import BackendInfo, DeviceInfo
 
 GROUP = "uccl_ep.backends"
 _PROBE_SECONDS = 20.0
@@ -40,6 +43,11 @@ class Backend:
     library: Path
     summary: str = ""
     module: BackendModule | None = None  # None: given by path
+
+    def owns(self, device: DeviceInfo) -> bool:
+        """Is this NIC one of those that the backend is for? All are, unless its module knows better."""
+        owns = getattr(self.module, "owns", None)
+        return owns is None or not device.unusable or owns(device.name) is not False
 
 
 @functools.cache
@@ -71,6 +79,17 @@ def find(spec: str | os.PathLike[str]) -> Backend:
         raise
     except Exception as error:
         raise errors.NotABackend(f"backend {text!r} ({entry.value}) cannot be loaded: {error}") from error
+
+
+def owners(device: str) -> list[str]:
+    """The installed backends that claim this RDMA device."""
+    found = []
+    for name, entry in sorted(_registered().items()):
+        with contextlib.suppress(Exception):  # one that does not import says so elsewhere
+            owns = getattr(entry.load(), "owns", None)
+            if owns is not None and owns(device) is True:
+                found.append(name)
+    return found
 
 
 def probe(library: str | os.PathLike[str]) -> BackendInfo:
