@@ -149,20 +149,25 @@ static const char *loss(enum ibv_event_type type) {
     }
 }
 
-int32_t verbs_events(uccl_ep_endpoint *e, uccl_ep_event *events, uint32_t max) {
-    const verbs_library *l = &e->device->library;
+/* Each is acknowledged as soon as it is read: destroying what it is about waits for that. */
+void verbs_take_events(const uccl_ep_device *d, verbs_nic *nic) {
+    const verbs_library *l = &d->library;
     struct ibv_async_event event;
     /* Bounded, also if a NIC makes them faster than they are read. */
-    for (uint32_t i = 0; i < 64 && !l->ibv_get_async_event(e->nic->context, &event); i++) {
+    for (uint32_t i = 0; i < 64 && !l->ibv_get_async_event(nic->context, &event); i++) {
         char text[VERBS_TEXT];
-        const char *why = loss(event.event_type);
-        if (why) atomic_store_explicit(&e->nic->lost, (uint32_t)event.event_type + 1, memory_order_release);
+        if (loss(event.event_type))
+            atomic_store_explicit(&nic->lost, (uint32_t)event.event_type + 1, memory_order_release);
         if (event.event_type == IBV_EVENT_PORT_ERR) {
-            snprintf(text, sizeof text, "%s: port %d is down", e->nic->found.name, event.element.port_num);
-            e->device->host->log(e->device->host->context, UCCL_EP_LOG_WARN, text);
+            snprintf(text, sizeof text, "%s: port %d is down", nic->found.name, event.element.port_num);
+            d->host->log(d->host->context, UCCL_EP_LOG_WARN, text);
         }
         l->ibv_ack_async_event(&event);
     }
+}
+
+int32_t verbs_events(uccl_ep_endpoint *e, uccl_ep_event *events, uint32_t max) {
+    verbs_take_events(e->device, e->nic);
     const uint32_t lost = atomic_load_explicit(&e->nic->lost, memory_order_acquire);
     if (!lost || e->loss_told || !max) return 0;
     e->loss_told = true;

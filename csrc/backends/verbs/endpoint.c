@@ -87,6 +87,7 @@ void verbs_qp_close(uccl_ep_endpoint *e, uint32_t peer) {
     verbs_peer *p = &e->peer[peer];
     if (!p->qp) return;
     e->nic->qp_peer[p->qp->qp_num & 0xffffff] = 0;
+    verbs_take_events(e->device, e->nic); /* of this one, too */
     e->device->library.ibv_destroy_qp(p->qp);
     p->qp = NULL;
     p->state = VERBS_BROKEN;

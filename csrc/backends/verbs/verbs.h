@@ -313,6 +313,8 @@ int32_t verbs_poll(uccl_ep_endpoint *endpoint, uccl_ep_completion *completions, 
 /* Take all that is in the completion queue into endpoint->found. */
 uccl_ep_status verbs_collect(uccl_ep_endpoint *endpoint);
 void verbs_describe(uccl_ep_device *device, int32_t status, int32_t vendor_code, char *text, uint32_t bytes);
+/* Read what the NIC has to say. Any thread. */
+void verbs_take_events(const uccl_ep_device *device, verbs_nic *nic);
 int32_t verbs_events(uccl_ep_endpoint *endpoint, uccl_ep_event *events, uint32_t max);
 uccl_ep_status verbs_flush_local(uccl_ep_endpoint *endpoint, uccl_ep_region region);
 
