@@ -67,6 +67,7 @@ static void test_settings(void) {
     static const struct setting settings[] = {
         {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 1},
         {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "ack=visible", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 2},
+        {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "calls=0", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 2},
         {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "relaxed=1", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},
         {BACKEND("connectx"), MLX, {"mlx5_1", "mlx5_0"}, "relaxed=1,srq=0", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 2},
         {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_0"}, "atomics=0", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},

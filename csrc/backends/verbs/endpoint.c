@@ -37,6 +37,37 @@ static uccl_ep_status no_queue_pair(const uccl_ep_endpoint *e, uint32_t peer, in
                       error == ENOMEM ? ": fewer proxies, max_inflight_peer=, or ulimit -l" : "");
 }
 
+/* With requests by calls (ibv_wr_*) where the provider has them. */
+static struct ibv_qp *create(const uccl_ep_endpoint *e, struct ibv_qp_init_attr *attributes, struct ibv_qp_ex **calls) {
+    const verbs_library *l = &e->device->library;
+    struct verbs_context *context = verbs_get_ctx_op(e->nic->context, create_qp_ex);
+    *calls = NULL;
+    if (context && l->ibv_qp_to_qp_ex && e->device->options.calls) {
+        struct ibv_qp_init_attr_ex extended = {.qp_context = attributes->qp_context,
+                                               .send_cq = attributes->send_cq,
+                                               .recv_cq = attributes->recv_cq,
+                                               .srq = attributes->srq,
+                                               .cap = attributes->cap,
+                                               .qp_type = attributes->qp_type,
+                                               .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                                               .pd = e->nic->pd,
+                                               .send_ops_flags =
+                                                   IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                                                   IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD};
+        if (!(e->device->caps.flags & UCCL_EP_CAP_ATOMIC_ADD64))
+            extended.send_ops_flags &= ~(uint64_t)IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+        struct ibv_qp *qp = context->create_qp_ex(e->nic->context, &extended);
+        if (qp) {
+            attributes->cap = extended.cap;
+            *calls = l->ibv_qp_to_qp_ex(qp);
+            return qp;
+        }
+        /* A provider without them says so; anything else is looked at by the ordinary call. */
+    }
+    errno = 0;
+    return l->ibv_create_qp(e->nic->pd, attributes);
+}
+
 uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
     const verbs_library *l = &e->device->library;
     verbs_peer *p = &e->peer[peer];
@@ -55,8 +86,7 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
                                                        .max_send_sge = 1,
                                                        .max_recv_sge = e->srq ? 0 : 1,
                                                        .max_inline_data = e->inline_bytes}};
-        errno = 0;
-        p->qp = l->ibv_create_qp(e->nic->pd, &attributes);
+        p->qp = create(e, &attributes, &p->calls);
         if (p->qp) break;
         const int error = errno ? errno : EIO;
         if (!e->inline_bytes || error == ENOMEM) {
@@ -76,9 +106,9 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
     p->granted_inline = attributes.cap.max_inline_data;
     if (p->granted_inline > e->inline_bytes) p->granted_inline = e->inline_bytes;
     p->state = VERBS_IDLE;
-    p->posted = p->completed = 0;
+    p->posted = p->completed = 0u - 64; /* so that wrapping is nothing that comes after hours (LIM-1) */
     p->psn = first_packet(p);
-    p->generation = (uint16_t)((p->generation + 1) & 0x7fff);
+    p->generation++;
     e->nic->qp_peer[p->qp->qp_num & 0xffffff] = (uint16_t)(peer + 1);
     return UCCL_EP_OK;
 }

@@ -38,6 +38,7 @@ static const struct row {
     ROW("srq", srq, 0, 1, VERBS_UNSET),
     ROW("atomics", atomics, 0, 1, VERBS_UNSET),
     ROW("dmabuf", dmabuf, 0, 1, 1),
+    ROW("calls", calls, 0, 1, 1),
 #undef ROW
 };
 #define ROWS (sizeof rows / sizeof *rows)

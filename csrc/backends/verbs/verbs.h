@@ -72,6 +72,8 @@
     X(void, ibv_ack_async_event, (struct ibv_async_event *), 1)                                                        \
     /* Of which RoCE version a GID is: rdma-core 32. */                                                                \
     X(int, _ibv_query_gid_ex, (struct ibv_context *, uint32_t, uint32_t, struct ibv_gid_entry *, uint32_t, size_t), 0) \
+    /* Requests by calls: 26. */                                                                                       \
+    X(struct ibv_qp_ex *, ibv_qp_to_qp_ex, (struct ibv_qp *), 0)                                                       \
     /* Relaxed ordering: 28. Dmabufs: 34. */                                                                           \
     X(struct ibv_mr *, ibv_reg_mr_iova2, (struct ibv_pd *, void *, size_t, uint64_t, unsigned int), 0)                 \
     X(struct ibv_mr *, ibv_reg_dmabuf_mr, (struct ibv_pd *, uint64_t, size_t, uint64_t, int, int), 0)
@@ -102,7 +104,7 @@ typedef struct verbs_options {
     int32_t flow_label;                              /* what the UDP source port is made of; 0: the NIC's own choice */
     int32_t timeout, retry, rnr_retry, rnr_timer;    /* as IBTA numbers them */
     int32_t rd_atomic, inline_bytes;
-    int32_t relaxed, visible, limits_only, srq, atomics, dmabuf;
+    int32_t relaxed, visible, limits_only, srq, atomics, dmabuf, calls;
 } verbs_options;
 
 uccl_ep_status verbs_options_parse(const uccl_ep_host *host, const char *text, verbs_options *options);
@@ -241,8 +243,9 @@ typedef enum verbs_state {
 
 typedef struct verbs_peer {
     struct ibv_qp *qp;
-    uint64_t *cookies; /* [depth] of work requests posted, by number */
-    uint32_t state;    /* verbs_state */
+    struct ibv_qp_ex *calls; /* the same, where requests are posted by calls; NULL: as lists */
+    uint64_t *cookies;       /* [depth] of work requests posted, by number */
+    uint32_t state;          /* verbs_state */
     uint16_t generation;
     uint32_t posted, completed; /* numbers of work requests */
     uint32_t psn;
