@@ -6,7 +6,7 @@
  * Every word of it has one writing side: kernels write the slots and gave_up of device channels and the error record,
  * the CPU all else.
  *
- *   control | error | counters [channels] | of each channel: slots, gave_up
+ *   control | error | counters [channels] | gone [ranks, bits] | of each channel: slots, gave_up
  *
  * What is the producers' alone, the next ticket foremost, lies in device memory, where the CPU does not look: it is
  * written before the first kernel, and read and written again in a reset, by the driver's copy. What the host needs to
@@ -33,8 +33,12 @@ static uint64_t channel_bytes(const uccl_ep_comm *comm) {
     return lines(sizeof(uccl_ep_slot) << comm->config.ring_log2) + LINES;
 }
 
-static uint64_t channels_begin(const uccl_ep_comm *comm) {
+static uint64_t gone_begin(const uccl_ep_comm *comm) {
     return 2 * LINES + lines(comm->channels * sizeof *comm->counters);
+}
+
+static uint64_t channels_begin(const uccl_ep_comm *comm) {
+    return gone_begin(comm) + lines((comm->size + 63) / 64 * sizeof *comm->gone);
 }
 
 uccl_ep_status shared_open(uccl_ep_comm *comm) {
@@ -51,6 +55,7 @@ uccl_ep_status shared_open(uccl_ep_comm *comm) {
     comm->control = base;
     comm->device_error = (void *)(comm->shared + LINES);
     comm->counters = (void *)(comm->shared + 2 * LINES);
+    comm->gone = (void *)(comm->shared + gone_begin(comm));
     return UCCL_EP_OK;
 }
 
@@ -179,6 +184,7 @@ uccl_ep_status uccl_ep_comm_device(uccl_ep_comm *comm, uccl_ep_device_comm *out)
         .signal_words = comm->signals_reach.device_address,
         .rings = device_rings(comm),
         .control = on_device(comm, comm->control),
+        .gone = on_device(comm, comm->gone),
         .error = on_device(comm, comm->device_error),
         .error_claim = (uint32_t *)(void *)comm->device_side,
         .timeout_ticks = ticks > UINT64_MAX ? UINT64_MAX : (uint64_t)ticks,
@@ -194,7 +200,8 @@ static uccl_ep_status tell(uccl_ep_comm *comm, const uccl_ep_device_error *e) {
     const bool late = status == UCCL_EP_E_DEADLINE;
     const unsigned long long channel = e->channel, ticket = e->ticket, seen = e->seen, wanted = e->wanted;
     const double seconds = (double)comm->config.timeout_ns / 1e9;
-    const uint32_t lost = lost_rank(comm, UCCL_EP_ANY_RANK);
+    const uint32_t source = e->source < comm->size ? (uint32_t)e->source : UCCL_EP_ANY_RANK;
+    const uint32_t lost = lost_rank(comm, source);
     char what[200], when[40] = "";
     if (late) snprintf(when, sizeof when, " within %.3f s", seconds);
     switch (e->what) {

@@ -104,10 +104,12 @@ void mark_lost(uccl_ep_comm *comm, uint32_t rank) {
 void publish_lost(uccl_ep_comm *comm) {
     uint64_t n = 0;
     pthread_mutex_lock(&comm->failure_lock); /* of two counts the later one stays */
-    for (uint32_t w = 0; w < (comm->size + 63) / 64; w++)
-        n += (uint64_t)__builtin_popcountll((atomic_load_explicit(&comm->lost[w], memory_order_acquire) |
-                                             atomic_load_explicit(&comm->departed[w], memory_order_acquire)) &
-                                            ~atomic_load_explicit(&comm->excluded[w], memory_order_acquire));
+    for (uint32_t w = 0; w < (comm->size + 63) / 64; w++) {
+        const uint64_t gone = atomic_load_explicit(&comm->lost[w], memory_order_acquire) |
+                              atomic_load_explicit(&comm->departed[w], memory_order_acquire);
+        __atomic_store_n(&comm->gone[w], gone, __ATOMIC_RELEASE);
+        n += (uint64_t)__builtin_popcountll(gone & ~atomic_load_explicit(&comm->excluded[w], memory_order_acquire));
+    }
     __atomic_store_n(&comm->control->lost, n, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&comm->failure_lock);
 }

@@ -355,6 +355,7 @@ typedef struct uccl_ep_comm {
     char *shared;
     uint64_t shared_bytes;
     uccl_ep_device_control *control;
+    uint64_t *gone; /* bitmap: lost or departed, for kernels */
     uccl_ep_device_error *device_error;
     uccl_ep_ring_counters *counters; /* [channels], those of one proxy side by side */
     struct proxy *proxies;

@@ -79,7 +79,7 @@ UCCL_EP_DEVICE lane_result by_thread(const uccl_ep::comm &c, const lane_job &job
     case LANE_TEST:
         return waited(test(c, job.channel, job.ticket), 0);
     case LANE_WAIT_SIGNAL: {
-        const status result = wait_signal(c, job.slot, job.value, &seen);
+        const status result = wait_signal(c, job.slot, job.value, &seen, job.target);
         return waited(result, seen);
     }
     case LANE_READ_SIGNAL:
@@ -110,7 +110,7 @@ UCCL_EP_DEVICE lane_result by_warp(const uccl_ep::comm &c, const lane_job &job) 
         if (job.ticket == UCCL_EP_NO_TICKET) return waited(quiet_source_warp(c, job.channel), 0);
         return waited(quiet_source_warp(c, job.channel, job.ticket), 0);
     case LANE_WAIT_SIGNAL: {
-        const status result = wait_signal_warp(c, job.slot, job.value, &seen);
+        const status result = wait_signal_warp(c, job.slot, job.value, &seen, job.target);
         return waited(result, seen);
     }
     default:
@@ -137,7 +137,7 @@ UCCL_EP_DEVICE lane_result by_block(const uccl_ep::comm &c, const lane_job &job)
         if (job.ticket == UCCL_EP_NO_TICKET) return waited(quiet_source_block(c, job.channel), 0);
         return waited(quiet_source_block(c, job.channel, job.ticket), 0);
     case LANE_WAIT_SIGNAL: {
-        const status result = wait_signal_block(c, job.slot, job.value, &seen);
+        const status result = wait_signal_block(c, job.slot, job.value, &seen, job.target);
         return waited(result, seen);
     }
     default:

@@ -27,8 +27,8 @@ typedef enum lane_scope { LANE_THREAD = 0, LANE_WARP = 1, LANE_BLOCK = 2, LANE_P
 /* One call of the API. */
 typedef struct lane_job {
     uccl_ep_u32 op, scope;
-    uccl_ep_u32 caller; /* which thread, or warp, of the block */
-    uccl_ep_u32 channel, target, slot;
+    uccl_ep_u32 caller;                /* which thread, or warp, of the block */
+    uccl_ep_u32 channel, target, slot; /* of a wait for a signal: target is its source */
     uccl_ep_u64 count;
     uccl_ep_u64 local, remote, bytes, add;
     uccl_ep_u64 ticket, value;

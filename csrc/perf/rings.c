@@ -17,7 +17,15 @@
 #define LINES 128u
 
 /* In host memory: control | error | signal words | answer | echo | counters [rings] | of each ring: slots, gave_up */
-enum { CONTROL = 0, ERROR = LINES, SIGNAL = 2 * LINES, ANSWER = 3 * LINES, ECHO = 4 * LINES, COUNTERS = 5 * LINES };
+enum {
+    CONTROL = 0,
+    ERROR = LINES,
+    SIGNAL = 2 * LINES,
+    ANSWER = 3 * LINES,
+    ECHO = 4 * LINES,
+    GONE = 5 * LINES,
+    COUNTERS = 6 * LINES
+};
 _Static_assert(RINGS_SIGNALS * 8 <= LINES, "signal words fit");
 
 struct rings {
@@ -179,6 +187,7 @@ void rings_comm(const rings *r, uccl_ep_device_comm *out) {
         .signal_words = (void *)(r->shared_there + SIGNAL),
         .rings = (void *)(r->device + rings_at(r)),
         .control = (void *)(r->shared_there + CONTROL),
+        .gone = (void *)(r->shared_there + GONE),
         .error = (void *)(r->shared_there + ERROR),
         .error_claim = (void *)r->device,
         .timeout_ticks = (uint64_t)((double)r->config.timeout_ns / 1e9 * (double)r->clock_hz),

@@ -19,7 +19,8 @@
  * ends as it likes. A wait for UCCL_EP_NO_TICKET fails at once, so a kernel may post, wait, and look at one result.
  *
  * Waits. Each ends with what it waits for, or with E_DEADLINE after comm.timeout_ticks, E_ABORTED, E_CLOSED (a covered
- * ticket failed, or the channel is closed: the host's record says why) or, for signals, E_PEER_LOST. Who gives up after
+ * ticket failed, or the channel is closed: the host's record says why) or, for signals, E_PEER_LOST (ERR-5: of any
+ * rank that nobody excluded, or of the one named). Who gives up after
  * reserving tickets closes the channel (PRG-3). That a channel is closed, or the communicator aborted, is seen where
  * host memory is looked at: by waits, and by posts that find the ring full.
  *
@@ -69,7 +70,8 @@ UCCL_EP_DEVICE lanes lanes_of(uccl_ep_u64 mask) {
 /* Tell the host, if this is the first failure since it last asked. The claim makes this thread the record's only
  * writer; `status` is released last, so that the host never reads half a record. */
 UCCL_EP_DEVICE status fail(const comm &c, status result, uccl_ep_device_what what, uccl_ep_u64 channel, ticket t,
-                           uccl_ep_u64 slot, uccl_ep_u64 wanted, uccl_ep_u64 seen) {
+                           uccl_ep_u64 slot, uccl_ep_u64 wanted, uccl_ep_u64 seen,
+                           uccl_ep_u32 source = UCCL_EP_ANY_RANK) {
     if (platform::exchange_device(c.error_claim, 1) == 0 || UCCL_EP_DEVICE_FAULT(last_error_wins)) {
         platform::store_system(&c.error->what, what);
         platform::store_system(&c.error->channel, channel);
@@ -77,6 +79,7 @@ UCCL_EP_DEVICE status fail(const comm &c, status result, uccl_ep_device_what wha
         platform::store_system(&c.error->slot, slot);
         platform::store_system(&c.error->wanted, wanted);
         platform::store_system(&c.error->seen, seen);
+        platform::store_system(&c.error->source, (uccl_ep_u64)source);
         platform::store_system(&c.error->thread, (uccl_ep_u64)platform::block() << 32 | platform::thread());
         platform::store_release_system(&c.error->status, (uccl_ep_u64)result);
     }
@@ -447,11 +450,14 @@ UCCL_EP_DEVICE status look(const comm &c, const uccl_ep_ring &ring, ticket t, bo
     if (failed != UCCL_EP_NO_TICKET && (long long)(t - failed) >= 0 && !UCCL_EP_DEVICE_FAULT(failure_ignored))
         return UCCL_EP_E_CLOSED;
     if ((long long)(value - t) > 0) return UCCL_EP_OK;
+    if (value == t && (source ? UCCL_EP_DEVICE_FAULT(quiet_source_early) : UCCL_EP_DEVICE_FAULT(quiet_early)))
+        return UCCL_EP_OK;
     if (!everything) return UCCL_EP_IN_PROGRESS;
     /* The state first: what was taken before the channel closed is below the tail that is read then. */
     const uccl_ep_u64 state = platform::load_acquire_system(&k->status);
     if (state == UCCL_EP_CHANNEL_ABORTED || aborted(c)) return UCCL_EP_E_ABORTED;
-    if (state == UCCL_EP_CHANNEL_CLOSED && (long long)(t - platform::load_system(&k->tail)) >= 0)
+    if (state == UCCL_EP_CHANNEL_CLOSED && (long long)(t - platform::load_system(&k->tail)) >= 0 &&
+        !UCCL_EP_DEVICE_FAULT(closed_ignored))
         return UCCL_EP_E_CLOSED;
     return UCCL_EP_IN_PROGRESS;
 }
@@ -554,7 +560,8 @@ UCCL_EP_DEVICE status quiet_source_block(const comm &c, uccl_ep_u32 channel) {
 /* quiet over all channels that a device posts to, with one deadline (QUI-2). */
 UCCL_EP_DEVICE status quiet_all(const comm &c) {
     detail::patience p(detail::polls_host);
-    for (uccl_ep_u32 channel = 0; channel < c.channels; channel++) {
+    const uccl_ep_u32 channels = UCCL_EP_DEVICE_FAULT(quiet_one_channel) ? 1 : c.channels;
+    for (uccl_ep_u32 channel = 0; channel < channels; channel++) {
         const status result = detail::quiet_channel(c, channel, false, &p);
         if (result != UCCL_EP_OK) return result;
     }
@@ -577,6 +584,7 @@ UCCL_EP_DEVICE status test(const comm &c, uccl_ep_u32 channel, ticket t) {
         const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
         result = detail::look(c, ring, t, false, true, &seen);
         if (!detail::given_out(ring, head, t)) result = UCCL_EP_E_RANGE;
+        if (result == UCCL_EP_OK && UCCL_EP_DEVICE_FAULT(poll_never_done)) result = UCCL_EP_IN_PROGRESS;
     }
     if (result < 0) detail::fail(c, result, UCCL_EP_DEVICE_QUIET, channel, t, UCCL_EP_NOWHERE_, t + 1, seen);
     return result;
@@ -608,9 +616,23 @@ UCCL_EP_DEVICE uccl_ep_u64 read_signal(const comm &c, uccl_ep_u32 slot) {
     return 0;
 }
 
-/* Until the signal is at or past `value`, as a distance; *seen: what it was. */
-UCCL_EP_DEVICE status wait_signal(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 value, uccl_ep_u64 *seen = nullptr) {
+namespace detail {
+
+/* A rank whose signals are waited for will send nothing more. */
+UCCL_EP_DEVICE bool sender_gone(const comm &c, uccl_ep_u32 source) {
+    if (source == UCCL_EP_ANY_RANK || UCCL_EP_DEVICE_FAULT(loss_of_any_ends))
+        return platform::load_acquire_system(&c.control->lost) != 0;
+    return platform::load_acquire_system(&c.gone[source / 64]) >> (source % 64) & 1;
+}
+
+} // namespace detail
+
+/* Until the signal is at or past `value`, as a distance; *seen: what it was. `source`: the rank that signals, whose
+ * loss alone ends the wait; UCCL_EP_ANY_RANK: the loss of any rank that was not excluded does. */
+UCCL_EP_DEVICE status wait_signal(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 value, uccl_ep_u64 *seen = nullptr,
+                                  uccl_ep_u32 source = UCCL_EP_ANY_RANK) {
     status result = detail::check_slot(c, slot);
+    if (result == UCCL_EP_OK && source != UCCL_EP_ANY_RANK && source >= c.size) result = UCCL_EP_E_RANGE;
     uccl_ep_u64 word = 0;
     bool lost = false;
     for (detail::patience p(detail::polls_host); result == UCCL_EP_OK;) {
@@ -622,26 +644,27 @@ UCCL_EP_DEVICE status wait_signal(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 v
             result = UCCL_EP_E_PEER_LOST;
         } else {
             result = p.turn(c);
-            if (p.looked) lost = platform::load_acquire_system(&c.control->lost) != 0;
+            if (p.looked) lost = detail::sender_gone(c, source) && !UCCL_EP_DEVICE_FAULT(loss_ignored);
         }
     }
     if (seen) *seen = word;
     if (result != UCCL_EP_OK)
-        detail::fail(c, result, UCCL_EP_DEVICE_WAIT_SIGNAL, UCCL_EP_NOWHERE_, UCCL_EP_NO_TICKET, slot, value, word);
+        detail::fail(c, result, UCCL_EP_DEVICE_WAIT_SIGNAL, UCCL_EP_NOWHERE_, UCCL_EP_NO_TICKET, slot, value, word,
+                     source);
     return result;
 }
-UCCL_EP_DEVICE status wait_signal_warp(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 value,
-                                       uccl_ep_u64 *seen = nullptr) {
+UCCL_EP_DEVICE status wait_signal_warp(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 value, uccl_ep_u64 *seen = nullptr,
+                                       uccl_ep_u32 source = UCCL_EP_ANY_RANK) {
     uccl_ep_u64 word = 0;
-    const status result = detail::once_a_warp([&] { return wait_signal(c, slot, value, &word); });
+    const status result = detail::once_a_warp([&] { return wait_signal(c, slot, value, &word, source); });
     word = platform::shuffle(platform::present(), word, 0);
     if (seen) *seen = word;
     return result;
 }
-UCCL_EP_DEVICE status wait_signal_block(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 value,
-                                        uccl_ep_u64 *seen = nullptr) {
+UCCL_EP_DEVICE status wait_signal_block(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 value, uccl_ep_u64 *seen = nullptr,
+                                        uccl_ep_u32 source = UCCL_EP_ANY_RANK) {
     uccl_ep_u64 word = 0;
-    const status result = detail::once_a_block([&] { return wait_signal(c, slot, value, &word); });
+    const status result = detail::once_a_block([&] { return wait_signal(c, slot, value, &word, source); });
     word = detail::once_a_block([&] { return word; });
     if (seen) *seen = word;
     return result;

@@ -12,12 +12,16 @@
 #include "ring.h"
 
 /* Raised when any structure of this header or of ring.h changes its meaning; kernels compare it. */
-#define UCCL_EP_DEVICE_VERSION 1u
+#define UCCL_EP_DEVICE_VERSION 2u
+
+/* No rank in particular. */
+#define UCCL_EP_ANY_RANK 0xffffffffu
 
 /* What the host tells kernels that wait. Host memory, written by the CPU only. */
 typedef struct uccl_ep_device_control {
     uccl_ep_u64 aborted; /* not zero: every wait ends with E_ABORTED (ABT-1) */
-    uccl_ep_u64 lost;    /* ranks that are lost or have closed, and that nobody excluded: waits for signals end */
+    uccl_ep_u64 lost;    /* ranks that are lost or have closed, and that nobody excluded: waits for a signal of any rank
+                          * end */
     uccl_ep_u64 pad[6];
 } uccl_ep_device_control;
 
@@ -33,6 +37,7 @@ typedef struct uccl_ep_device_error {
     uccl_ep_u64 wanted;  /* value waited for */
     uccl_ep_u64 seen;    /* value, or counter, at the end */
     uccl_ep_u64 thread;  /* block << 32 | thread of the block */
+    uccl_ep_u64 source;  /* of the signal waited for: a rank, or UCCL_EP_ANY_RANK */
 } uccl_ep_device_error;
 
 typedef enum uccl_ep_device_what {
@@ -55,6 +60,7 @@ typedef struct uccl_ep_device_comm {
     const uccl_ep_u64 *signal_words; /* [signal_banks][signals]: a signal's value is the sum over the banks */
     const uccl_ep_ring *rings;       /* [channels] */
     const uccl_ep_device_control *control;
+    const uccl_ep_u64 *gone; /* host memory, a bit a rank: it is lost or has closed, excluded or not */
     uccl_ep_device_error *error;
     uccl_ep_u32 *error_claim;  /* device memory: 0 until a producer claims `error` */
     uccl_ep_u64 timeout_ticks; /* of every wait, in ticks of the device's clock */

@@ -47,7 +47,6 @@ extern "C" {
 #define UCCL_EP_VERSION_PATCH 0
 
 #define UCCL_EP_TIMEOUT_DEFAULT UINT64_MAX
-#define UCCL_EP_ANY_RANK UINT32_MAX
 #define UCCL_EP_NO_CHANNEL UINT32_MAX
 
 typedef struct uccl_ep_comm uccl_ep_comm;

@@ -288,7 +288,7 @@ def misses_a_signal(ctx: Context) -> None:
             b,
             "ERR-1",
             "a signal that nobody sends",
-            lambda: session.call(b.comm, gpu.WAIT_SIGNAL, slot=9, value=1),
+            lambda: session.call(b.comm, gpu.WAIT_SIGNAL, slot=9, value=1, target=gpu.ANY_RANK),
         )
     ctx.barrier()
     b.channel().signal(to, 9).wait()
@@ -337,7 +337,7 @@ def spins(ctx: Context) -> None:
         return status, ctx.now()
 
     waits: dict[str, tuple[int, dict[str, int]]] = {
-        "wait_signal": (gpu.WAIT_SIGNAL, {"slot": 9, "value": 1}),
+        "wait_signal": (gpu.WAIT_SIGNAL, {"slot": 9, "value": 1, "target": gpu.ANY_RANK}),
         "quiet": (gpu.QUIET, {"ticket": NO_TICKET}),
         "post": (gpu.SIGNAL, {"target": to, "slot": 1, "add": 1}),
     }

@@ -125,7 +125,7 @@ def killed_in_traffic(ctx: Context) -> None:
     "err5.others_unharmed",
     clauses=("ERR-5", "SIG-1", "ERR-1"),
     ranks=(3, 4),
-    needs=("kill", "sources"),
+    needs=("kill",),
     timeout=30,
     comm={"channels": 2},
 )
@@ -142,6 +142,10 @@ def others_unharmed(ctx: Context) -> None:
     ctx.check(ctx.until(lambda: _lost(b, victim)), "ERR-1", "nobody notices a dead rank while it is sent to")
     ctx.barrier(survivors)
     others = [r for r in survivors if r != ctx.rank]
+    with ctx.raises("ERR-5", PeerLost, "a wait for a signal of the dead rank"):
+        b.comm.wait_signal(9, 1, source=victim)
+    with ctx.raises("ERR-5", DeadlineExceeded, "a wait for a signal that a living rank does not send"):
+        b.comm.wait_signal(9, 1, source=others[0], timeout=ctx.moment(0.05))
     for target in others:
         for k in range(20):
             try:

@@ -42,6 +42,8 @@ UCCL_EP_KERNEL void every_wait(comm c, ticket t, status *s, uccl_ep_u64 *seen) {
     s[16] = wait_signal(c, 0, 1, seen);
     s[17] = wait_signal_warp(c, 0, 1, seen);
     s[18] = wait_signal_block(c, 0, 1);
+    s[19] = wait_signal(c, 0, 1, seen, 3);
+    s[20] = wait_signal_block(c, 0, 1, nullptr, 3);
     *seen = read_signal(c, 0) + aborted(c);
 }
 

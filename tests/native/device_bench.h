@@ -35,6 +35,7 @@ struct bench {
     std::vector<uccl_ep_ring_counters> counters;
     std::vector<uccl_ep_u64> words; /* of signals */
     uccl_ep_device_control control = {};
+    std::vector<uccl_ep_u64> gone = std::vector<uccl_ep_u64>(64);
     uccl_ep_device_error error = {};
     uccl_ep_u32 claim = 0;
 
@@ -68,6 +69,7 @@ struct bench {
         c.signal_words = words.data();
         c.rings = rings.data();
         c.control = &control;
+        c.gone = gone.data();
         c.error = &error;
         c.error_claim = &claim;
         c.timeout_ticks = bench_timeout;

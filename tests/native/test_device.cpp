@@ -206,7 +206,7 @@ struct wait_results {
     uccl_ep_u64 seen[1024];
 };
 
-enum wait_kind { QUIET, QUIET_ALL_TICKETS, SOURCE, SOURCE_ALL_TICKETS, EVERYTHING, SIGNAL, KINDS };
+enum wait_kind { QUIET, QUIET_ALL_TICKETS, SOURCE, SOURCE_ALL_TICKETS, EVERYTHING, SIGNAL, SIGNAL_OF_ONE, KINDS };
 
 UCCL_EP_KERNEL void call_wait(comm c, int kind, int scope, ticket t, wait_results *r) {
     uccl_ep_status s = UCCL_EP_E_INVALID;
@@ -219,6 +219,7 @@ UCCL_EP_KERNEL void call_wait(comm c, int kind, int scope, ticket t, wait_result
     if (kind == SOURCE_ALL_TICKETS) WAIT_AT(quiet_source, c, 0);
     if (kind == EVERYTHING) WAIT_AT(quiet_all, c);
     if (kind == SIGNAL) WAIT_AT(wait_signal, c, 3, t, &seen);
+    if (kind == SIGNAL_OF_ONE) WAIT_AT(wait_signal, c, 3, t, &seen, 70);
     r->status[thread()] = s;
     r->seen[thread()] = seen;
 }
@@ -228,6 +229,7 @@ typedef std::function<void(bench &)> change;
 // A wait of each kind and scope: all callers get `expected` once `then` has happened, and none of them before.
 static void wait_until(int kind, uint32_t warp, ticket t, const change &before, const change &then,
                        uccl_ep_status expected, uccl_ep_u64 timeout = bench_timeout) {
+    const bool signal = kind == SIGNAL || kind == SIGNAL_OF_ONE;
     for (int scope = ONE; scope <= BLOCK; scope++) {
         bench b(2, 4, 100, 2);
         b.c.timeout_ticks = timeout;
@@ -247,15 +249,16 @@ static void wait_until(int kind, uint32_t warp, ticket t, const change &before, 
         }
         kernel.join();
         for (uint32_t i = 0; i < n_threads; i++) CHECK_EQ(results->status[i], expected);
-        if (kind == SIGNAL && expected == UCCL_EP_OK)
+        if (signal && expected == UCCL_EP_OK)
             for (uint32_t i = 0; i < n_threads; i++) CHECK_EQ(results->seen[i], t);
         CHECK_EQ(b.failed(), expected == UCCL_EP_OK ? 0 : expected);
         if (expected != UCCL_EP_OK) {
-            CHECK_EQ(b.error.what, kind == SIGNAL                                 ? UCCL_EP_DEVICE_WAIT_SIGNAL
+            CHECK_EQ(b.error.what, signal                                         ? UCCL_EP_DEVICE_WAIT_SIGNAL
                                    : kind == SOURCE || kind == SOURCE_ALL_TICKETS ? UCCL_EP_DEVICE_QUIET_SOURCE
                                                                                   : UCCL_EP_DEVICE_QUIET);
-            CHECK_EQ(b.error.channel, kind == SIGNAL ? ~0ull : 0);
-            CHECK_EQ(b.error.slot, kind == SIGNAL ? 3 : ~0ull);
+            CHECK_EQ(b.error.channel, signal ? ~0ull : 0);
+            CHECK_EQ(b.error.slot, signal ? 3 : ~0ull);
+            CHECK_EQ(b.error.source, kind == SIGNAL_OF_ONE ? 70 : UCCL_EP_ANY_RANK);
             CHECK_EQ(b.claim, 1);
         }
     }
@@ -266,10 +269,11 @@ static void check_waits(uint32_t warp) {
     for (int kind = 0; kind < KINDS; kind++) {
         const bool source = kind == SOURCE || kind == SOURCE_ALL_TICKETS;
         const bool ticket_given = kind == QUIET || kind == SOURCE;
-        const ticket t = ticket_given ? 103 : kind == SIGNAL ? 12 : 0;
+        const bool signal = kind == SIGNAL || kind == SIGNAL_OF_ONE;
+        const ticket t = ticket_given ? 103 : signal ? 12 : 0;
         const uint64_t last = ticket_given ? 103 : 107;
         const change done = [=](bench &b) {
-            if (kind == SIGNAL) {
+            if (signal) {
                 __atomic_store_n(&b.words[3], 5, __ATOMIC_RELEASE);
                 __atomic_store_n(&b.words[64 + 3], 7, __ATOMIC_RELEASE);
             } else {
@@ -277,7 +281,7 @@ static void check_waits(uint32_t warp) {
             }
         };
         const change not_yet = [=](bench &b) {
-            if (kind == SIGNAL)
+            if (signal)
                 b.words[3] = 5, b.words[64 + 3] = 6;
             else if (source)
                 b.counters[0].complete = 200, b.counters[0].source = last; // the other counter says nothing
@@ -285,9 +289,9 @@ static void check_waits(uint32_t warp) {
                 b.counters[0].source = 200, b.counters[0].complete = last;
         };
         wait_until(kind, warp, t, done, nullptr, UCCL_EP_OK);
-        wait_until(kind, warp, t, not_yet, done, UCCL_EP_OK);
         // ERR-1, ABT-1: each ends by its deadline, and by abort.
         wait_until(kind, warp, t, not_yet, nullptr, UCCL_EP_E_DEADLINE, second / 100);
+        wait_until(kind, warp, t, not_yet, done, UCCL_EP_OK);
         wait_until(
             kind, warp, t, not_yet, [](bench &b) { __atomic_store_n(&b.control.aborted, 1, __ATOMIC_RELEASE); },
             UCCL_EP_E_ABORTED);
@@ -295,6 +299,22 @@ static void check_waits(uint32_t warp) {
             wait_until(
                 kind, warp, t, not_yet, [](bench &b) { __atomic_store_n(&b.control.lost, 1, __ATOMIC_RELEASE); },
                 UCCL_EP_E_PEER_LOST);
+            continue;
+        }
+        if (kind == SIGNAL_OF_ONE) {
+            // ERR-5: its loss ends it, whoever was excluded; that of others, and of its neighbours in the bitmap, does
+            // not.
+            wait_until(
+                kind, warp, t, not_yet, [](bench &b) { __atomic_store_n(&b.gone[1], 1ull << 6, __ATOMIC_RELEASE); },
+                UCCL_EP_E_PEER_LOST);
+            const change others = [=](bench &b) {
+                not_yet(b);
+                b.control.lost = 127;
+                b.gone[0] = ~0ull;
+                b.gone[1] = ~(1ull << 6);
+            };
+            wait_until(kind, warp, t, others, nullptr, UCCL_EP_E_DEADLINE, second / 100);
+            wait_until(kind, warp, t, others, done, UCCL_EP_OK);
             continue;
         }
         // ERR-2: a covered failure ends it, before and after the counter passes it; one above does not.

@@ -108,6 +108,7 @@ static bool kernel_error(const uccl_ep_device_comm *device, uccl_ep_device_error
     device->error->wanted = error.wanted;
     device->error->seen = error.seen;
     device->error->thread = error.thread;
+    device->error->source = error.source;
     __atomic_store_n(&device->error->status, status, __ATOMIC_RELEASE);
     return true;
 }
@@ -422,15 +423,27 @@ static void stall_rank(thread_rank *r, void *argument) {
                                                            .ticket = UCCL_EP_NO_TICKET,
                                                            .slot = 5,
                                                            .wanted = 9,
-                                                           .seen = 2}),
+                                                           .seen = 2,
+                                                           .source = UCCL_EP_ANY_RANK}),
               "no claim");
         EXPECT(uccl_ep_comm_device_error(comm, &raw), UCCL_EP_E_PEER_LOST);
         CHECK_EQ(uccl_ep_last_error()->peer, 1);
         CHECK_TEXT("signal 5 is at 2 and was to reach 9, and rank 1 is lost");
+        CHECK_EQ(*device.gone, 1u << 1);
         /* Posted before, taken after or before: no wait fails because of it any more. */
         const uint64_t later = kernel_post(&device, 0, put_to(1, 0, 4096, 64));
         OK(uccl_ep_exclude(comm, 1));
         until_lost(&device, 0);
+        /* Whoever waits for its signals alone is told of it all the same (ERR-5). */
+        CHECK_EQ(*device.gone, 1u << 1);
+        CHECK(kernel_error(&device, (uccl_ep_device_error){.status = (uint64_t)(int64_t)UCCL_EP_E_PEER_LOST,
+                                                           .what = UCCL_EP_DEVICE_WAIT_SIGNAL,
+                                                           .channel = UINT64_MAX,
+                                                           .ticket = UCCL_EP_NO_TICKET,
+                                                           .source = 1}),
+              "no claim");
+        EXPECT(uccl_ep_comm_device_error(comm, &raw), UCCL_EP_E_PEER_LOST);
+        CHECK_EQ(uccl_ep_last_error()->peer, 1);
         OK(uccl_ep_wait(comm, 0, later, DEFAULT));
         OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, DEFAULT));
         CHECK_EQ(__atomic_load_n(&device.rings[0].counters->failed, __ATOMIC_ACQUIRE), UCCL_EP_NO_TICKET);
@@ -439,6 +452,7 @@ static void stall_rank(thread_rank *r, void *argument) {
     thread_barrier(r);
     OK(uccl_ep_reset(comm, &bootstrap));
     CHECK_EQ(device.control->lost, 0);
+    CHECK_EQ(*device.gone, 0);
     thread_barrier(r);
     uccl_ep_comm_destroy(comm);
 }
@@ -460,6 +474,7 @@ static void depart_rank(thread_rank *r, void *argument) {
     until_lost(&device, 1);
     OK(uccl_ep_exclude(comm, 1));
     until_lost(&device, 0);
+    CHECK_EQ(*device.gone, 6);
     uccl_ep_comm_destroy(comm);
 }
 
@@ -486,33 +501,33 @@ static void error_rank(thread_rank *r, void *argument) {
          1,
          "PRG-3",
          {"kernel (5:9)", "no room for ticket 77 in the ring of channel 1 within 20.000 s (taken below 13)", "reset"}},
-        {{STATUS(E_RANGE), UCCL_EP_DEVICE_POST, 1, UCCL_EP_NO_TICKET, ~0ull, 0, 0, 0},
+        {{STATUS(E_RANGE), UCCL_EP_DEVICE_POST, 1, UCCL_EP_NO_TICKET, ~0ull, 0, 0, 0, UCCL_EP_ANY_RANK},
          UCCL_EP_E_RANGE,
          1,
          "PRG-3",
          {"could not post on channel 1 (E_RANGE)", "outside", ""}},
-        {{STATUS(E_DEADLINE), UCCL_EP_DEVICE_QUIET, 0, 3, ~0ull, 0, 2, 0},
+        {{STATUS(E_DEADLINE), UCCL_EP_DEVICE_QUIET, 0, 3, ~0ull, 0, 2, 0, UCCL_EP_ANY_RANK},
          UCCL_EP_E_DEADLINE,
          0,
          "ERR-1",
          {"ticket 3 of channel 0 did not become complete within", "complete below 2", "report()"}},
-        {{STATUS(E_CLOSED), UCCL_EP_DEVICE_QUIET_SOURCE, 0, 3, ~0ull, 0, 2, 0},
+        {{STATUS(E_CLOSED), UCCL_EP_DEVICE_QUIET_SOURCE, 0, 3, ~0ull, 0, 2, 0, UCCL_EP_ANY_RANK},
          UCCL_EP_E_CLOSED,
          0,
          "ERR-1",
          {"free at its source (free below 2)", "", ""}},
-        {{STATUS(E_DEADLINE), UCCL_EP_DEVICE_WAIT_SIGNAL, ~0ull, UCCL_EP_NO_TICKET, 6, 9, 4, 0},
+        {{STATUS(E_DEADLINE), UCCL_EP_DEVICE_WAIT_SIGNAL, ~0ull, UCCL_EP_NO_TICKET, 6, 9, 4, 0, UCCL_EP_ANY_RANK},
          UCCL_EP_E_DEADLINE,
          UCCL_EP_NO_CHANNEL,
          "ERR-1",
          {"signal 6 is at 4 and did not reach 9 within 20.000 s", "", ""}},
         /* Any bytes, from a kernel that writes where it should not. */
-        {{~0ull >> 1, ~0ull, ~0ull - 1, 4, 1, 1, 1, ~0ull},
+        {{~0ull >> 1, ~0ull, ~0ull - 1, 4, 1, 1, 1, ~0ull, UCCL_EP_ANY_RANK},
          UCCL_EP_E_BACKEND,
          UCCL_EP_NO_CHANNEL,
          "",
          {"a record that device.h does not write", "", ""}},
-        {{1, UCCL_EP_DEVICE_QUIET, 1ull << 32, 0, 0, 0, 0, 0},
+        {{1, UCCL_EP_DEVICE_QUIET, 1ull << 32, 0, 0, 0, 0, 0, UCCL_EP_ANY_RANK},
          UCCL_EP_E_BACKEND,
          UCCL_EP_NO_CHANNEL,
          "ERR-1",

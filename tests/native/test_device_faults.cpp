@@ -20,6 +20,13 @@
     X(abort_ignored, "ABT-1", calls_main, 1, 500, "results->status[i] is")                                             \
     X(failure_ignored, "ERR-2", calls_main, 1, 500, "results->status[i] is")                                           \
     X(first_bank_only, "SIG-6", calls_main, 1, 500, "results->status[i] is")                                           \
+    X(quiet_early, "QUI-1", calls_main, 120, 500, "results->status[i] is")                                             \
+    X(quiet_source_early, "QUI-0", calls_main, 120, 500, "results->status[i] is")                                      \
+    X(quiet_one_channel, "QUI-2", calls_main, 120, 500, "came back too early")                                         \
+    X(poll_never_done, "QUI-3", calls_main, 120, 500, "s is")                                                          \
+    X(closed_ignored, "PRG-3", calls_main, 1, 500, "results->status[i] is")                                            \
+    X(loss_ignored, "ERR-5", calls_main, 1, 500, "results->status[i] is")                                              \
+    X(loss_of_any_ends, "ERR-5", calls_main, 120, 500, "results->status[i] is")                                        \
     X(value_not_distance, "LIM-1", calls_main, 120, 500, "check_signal_values")                                        \
     X(poster_hands_over_early, "PUB-1", post_main, 120, 500, "data race")
 

@@ -52,6 +52,7 @@ _SCOPES = {
 _JOB = struct.Struct("=6I9Q")
 _RESULT = np.dtype([("called", "u8"), ("status", "i8"), ("ticket", "u8"), ("seen", "u8")])
 _ALL = 0xFFFFFFFF
+ANY_RANK = _native.ANY_RANK  # the target of a wait for a signal that any rank may send
 
 # cases.h
 LANE, WHOLE_WARP, WHOLE_BLOCK, GRID, APART, MANY, THROUGH_POSTER, POSTER_TICKETS = range(8)
@@ -63,7 +64,7 @@ _CASE = struct.Struct("=8I5Q")
 
 _DEADLINE = _native.status_value("E_DEADLINE")
 _IN_PROGRESS = _native.status_value("IN_PROGRESS")
-_NO_ERROR_PLACE = 64  # in a desk's own memory: behind the record nobody reads
+_NO_ERROR_PLACE = 256  # in a desk's own memory: behind the record nobody reads
 _ROOM = 16 << 10  # for commands of one call
 EFFORT = 0.25  # a launch for each call: what cases do many times they do less often
 PATIENCE = 3.0
@@ -436,7 +437,7 @@ class KernelHandle(Handle):
         return _native.OK
 
     def _wait_signal(self, p: Any, slot: int, value: int, source: int, seen: Any, timeout: int) -> int:
-        status, seen[0] = self._await(p, WAIT_SIGNAL, timeout, slot=slot, value=value)
+        status, seen[0] = self._await(p, WAIT_SIGNAL, timeout, slot=slot, value=value, target=source)
         return status
 
     def _read_signal(self, p: Any, slot: int, value: Any) -> int:

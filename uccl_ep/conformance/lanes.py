@@ -25,9 +25,7 @@ LANES: Mapping[str, Lane] = {
     "shm": Lane(
         name="shm",
         title="real processes on one machine",
-        provides=frozenset(
-            {"threads", "caller", "kill", "stop", "nested", "processes", "batches", "heaps", "sources", "warps"}
-        ),
+        provides=frozenset({"threads", "caller", "kill", "stop", "nested", "processes", "batches", "heaps", "warps"}),
         cannot_prove=(
             "Performance: times here are those of this machine's CPU and its load.",
             "What a NIC's firmware does, and anything on a wire: loss, retransmission, reordering between hosts.",
@@ -40,7 +38,7 @@ LANES: Mapping[str, Lane] = {
         name="sim",
         title="virtual NICs: all ranks in one process, one virtual clock, one seed",
         # Threads of a rank are fibers, death and stops are the world's.
-        provides=frozenset({"threads", "kill", "stop", "nested", "faults", "batches", "heaps", "sources", "warps"}),
+        provides=frozenset({"threads", "kill", "stop", "nested", "faults", "batches", "heaps", "warps"}),
         cannot_prove=(
             "Performance: time is virtual, and the costs in it are made up.",
             "That a real NIC is like its profile: profiles come from documents, drivers and others' measurements.",

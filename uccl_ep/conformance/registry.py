@@ -124,7 +124,6 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "stop": "ctx.stop, ctx.resume: a rank does not run for a while",
         "nested": "ctx.run_group: ranks of their own",
         "batches": "posts of the CPU: any number of commands together, with a deadline of their own",
-        "sources": "waits for the signal of one rank, which the loss of another does not end",
         "heaps": "heaps that the library allocates",
         "warps": "up to 32 commands posted together",
         "device": "kernels of a GPU, or of the CPU in its place",

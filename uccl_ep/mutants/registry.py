@@ -68,8 +68,8 @@ def _core(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time
     return Mutant("core", fault, clause, what, nic, first, time_scale)
 
 
-def _device(fault: str, clause: str, what: str, *first: str, time_scale: float = 1.0) -> Mutant:
-    return Mutant("device", fault, clause, what, PROMPT, first, time_scale)
+def _device(fault: str, clause: str, what: str, *first: str, nic: str = PROMPT, time_scale: float = 1.0) -> Mutant:
+    return Mutant("device", fault, clause, what, nic, first, time_scale)
 
 
 def _virtual(
@@ -194,6 +194,16 @@ MUTANTS: tuple[Mutant, ...] = (
     _device("give_up_unnoticed", "PRG-3", "does not tell that a reserved ticket was given up",
             "err1.kernel_without_a_proxy", time_scale=0.3),
     _device("deadline_ignored", "ERR-1", "does not look at deadlines", "err1.kernel_misses_a_signal", time_scale=0.2),
+    _device("quiet_source_early", "QUI-0", "takes a source for free one command early", "qui0.source_reuse",
+            nic=SLOWER),
+    _device("quiet_early", "QUI-1", "takes a ticket for complete one command early", "qui1.epochs_and_barriers",
+            nic=SLOWER),
+    _device("quiet_one_channel", "QUI-2", "waits for channel 0 alone in a quiet over all", "qui2.all_32_channels",
+            nic=SLOWER),
+    _device("poll_never_done", "QUI-3", "never tells a poll that a ticket is done", "qui3.wait_poll_drop",
+            time_scale=0.3),
+    _device("loss_ignored", "ERR-5", "waits on for a rank that is lost", "err5.others_unharmed", time_scale=0.3),
+    _device("loss_of_any_ends", "ERR-5", "ends a wait for one rank by the loss of another", "err5.others_unharmed"),
     _device("failure_ignored", "ERR-2", "waits on where a command failed", "err2.kernel_waits_for_a_failure",
             time_scale=0.3),
     _device("value_not_distance", "LIM-1", "compares signals as plain numbers", "lim1.signal_words"),
