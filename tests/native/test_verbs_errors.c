@@ -156,7 +156,7 @@ static void failure_rank(thread_rank *r, void *argument) {
     const struct failure *f = argument;
     uccl_ep_config config = verbs_config(nics[f->nic].library, nics[f->nic].device[r->rank], f->options);
     config.strategy = f->strategy;
-    if (f->how == HOLD) config.peer_timeout_ns = SECOND / 5;
+    if (f->how == HOLD) config.peer_timeout_ns = 2 * SECOND;
     const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
     uccl_ep_comm *comm;
     OK(uccl_ep_comm_create(&config, &bootstrap, &comm));

@@ -263,6 +263,18 @@ static uccl_ep_status open_nics(uccl_ep_device *d, const char *name) {
     return status;
 }
 
+/* Older kernels move registered pages away from a process that forks, unless its children do not get them. */
+static void survive_forks(const uccl_ep_device *d) {
+    const verbs_library *l = &d->library;
+    if (l->ibv_is_fork_initialized && l->ibv_is_fork_initialized() != IBV_FORK_DISABLED) return;
+    const int error = l->ibv_fork_init ? l->ibv_fork_init() : ENOSYS;
+    if (error)
+        d->host->log(
+            d->host->context, UCCL_EP_LOG_WARN,
+            "ibv_fork_init failed: on this kernel a fork (subprocess, data loader) may break what is registered; "
+            "set RDMAV_FORK_SAFE=1");
+}
+
 uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, const char *options,
                                  uccl_ep_device **device, uccl_ep_caps *caps) {
     *device = NULL;
@@ -271,7 +283,10 @@ uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, con
     d->host = host;
     uccl_ep_status status = verbs_options_parse(host, options, &d->options);
     if (status == UCCL_EP_OK) status = verbs_library_open(host, d->options.library, &d->library);
-    if (status == UCCL_EP_OK) status = open_nics(d, name);
+    if (status == UCCL_EP_OK) {
+        survive_forks(d);
+        status = open_nics(d, name);
+    }
     for (uint32_t i = 0; i < d->nics && status == UCCL_EP_OK; i++) status = prepare(d, &d->nic[i]);
     if (status == UCCL_EP_OK && d->options.relaxed && !d->library.ibv_reg_mr_iova2)
         status = verbs_fail(host, UCCL_EP_E_UNSUPPORTED, 0,

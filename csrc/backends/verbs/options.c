@@ -27,6 +27,7 @@ static const struct row {
     ROW("traffic_class", traffic_class, 0, 255, 0),
     ROW("service_level", service_level, 0, 15, 0),
     ROW("flow_label", flow_label, 0, 0xfffff, 0),
+    ROW("udp_sport", udp_sport, 0xc000, 0xffff, VERBS_UNSET),
     ROW("timeout", timeout, 1, 31, 14), /* 4.096 us * 2^n: 67 ms */
     ROW("retry", retry, 0, 6, 6),
     ROW("rnr_retry", rnr_retry, 0, 6, 6),
@@ -105,6 +106,10 @@ uccl_ep_status verbs_options_parse(const uccl_ep_host *host, const char *text, v
         if (status != UCCL_EP_OK) return status;
         text += length + (text[length] == ',');
     }
+    /* Linux makes the port of the label: its low 14 bits, folded with the other six (ibv_flow_label_to_udp_sport).
+     * Label 0 leaves the choice to the NIC, so for the port of that one another is taken. */
+    if (options->udp_sport != VERBS_UNSET)
+        options->flow_label = options->udp_sport & 0x3fff ? options->udp_sport & 0x3fff : 1 << 14 | 1;
     if (options->mtu != VERBS_UNSET && options->mtu & (options->mtu - 1))
         return verbs_fail(host, UCCL_EP_E_INVALID, 0, "mtu=%d: 256, 512, 1024, 2048 or 4096", options->mtu);
     return UCCL_EP_OK;

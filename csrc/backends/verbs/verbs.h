@@ -72,6 +72,9 @@
     X(void, ibv_ack_async_event, (struct ibv_async_event *), 1)                                                        \
     /* Of which RoCE version a GID is: rdma-core 32. */                                                                \
     X(int, _ibv_query_gid_ex, (struct ibv_context *, uint32_t, uint32_t, struct ibv_gid_entry *, uint32_t, size_t), 0) \
+    /* Memory of a process that forks: before rdma-core 44, and kernels before 5.12. */                                \
+    X(int, ibv_fork_init, (void), 0)                                                                                   \
+    X(enum ibv_fork_status, ibv_is_fork_initialized, (void), 0)                                                        \
     /* Requests by calls: 26. */                                                                                       \
     X(struct ibv_qp_ex *, ibv_qp_to_qp_ex, (struct ibv_qp *), 0)                                                       \
     /* Relaxed ordering: 28. Dmabufs: 34. */                                                                           \
@@ -101,8 +104,8 @@ typedef struct verbs_options {
     int32_t port, gid, pkey;                         /* VERBS_UNSET: chosen */
     int32_t mtu;                                     /* bytes; VERBS_UNSET: what the port has */
     int32_t hop_limit, traffic_class, service_level; /* of every packet */
-    int32_t flow_label;                              /* what the UDP source port is made of; 0: the NIC's own choice */
-    int32_t timeout, retry, rnr_retry, rnr_timer;    /* as IBTA numbers them */
+    int32_t flow_label, udp_sport; /* the second is made of the first; 0: the NIC's own choice, of each queue pair */
+    int32_t timeout, retry, rnr_retry, rnr_timer; /* as IBTA numbers them */
     int32_t rd_atomic, inline_bytes;
     int32_t relaxed, visible, limits_only, srq, atomics, dmabuf, calls;
 } verbs_options;
