@@ -161,7 +161,7 @@ static inline void enlist(uccl_ep_endpoint *e, uint32_t at, const part *p) {
 /* Each by a call, into the NIC's queue. */
 static inline void call(struct ibv_qp_ex *qp, const part *p) {
     qp->wr_id = p->wr_id;
-    qp->wr_flags = p->flags & ~(uint32_t)IBV_SEND_INLINE;
+    qp->wr_flags = p->flags; /* rxe sends inline data only with the flag; others do not look at it here */
     switch (p->opcode) {
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
         ibv_wr_atomic_fetch_add(qp, p->rkey, p->there, p->value);
