@@ -16,6 +16,7 @@ releases the GIL. A process that forks keeps its communicator; in the child ever
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 import time
 import weakref
@@ -204,6 +205,21 @@ def _wait_signal(pointer: Any, slot: int, value: int, source: int, seen: Any, ti
     return status
 
 
+def _with_nearest(error: errors.UcclEpError, backend: str | Path, device: str | None) -> errors.UcclEpError:
+    """To a wrong name of a NIC the nearest one that the backend has."""
+    if device is None or not isinstance(error, errors.NoDevice):
+        return error
+    names: list[str] = []
+    with contextlib.suppress(errors.UcclEpError):
+        names = [found.name for found in backends.probe(backends.find(backend).library).devices]
+    # "mlx5_0:2": a port; "mlx5_0+mlx5_1": two.
+    wrong = [part for part in (word.partition(":")[0] for word in device.split("+")) if part not in names]
+    close = difflib.get_close_matches(wrong[0], names, n=1) if wrong else []
+    if not close:
+        return error
+    return error.retold(error.record.text, f"{error.record.text}; did you mean {close[0]!r}?")
+
+
 class Communicator:
     """Made by all ranks together. Close it, or leave a `with` block; at exit of the interpreter it closes itself."""
 
@@ -340,7 +356,7 @@ class Communicator:
             if refused is not None:
                 raise refused
             if status < 0:
-                raise info.last_error(status)
+                raise _with_nearest(info.last_error(status), backend, device)
         handle.driven(out[0], proxies)
         self._heap_owner = given.owner if given else None
         # Also at exit of the interpreter, while threads can still be joined (K7). Holds the handle and its memory, not
