@@ -48,14 +48,16 @@ struct opened {
     uccl_ep_endpoint *endpoint;
     void *memory[UCCL_EP_REGIONS];
     uint32_t rank;
-    uint8_t address[UCCL_EP_MAX_BLOB_BYTES], regions[UCCL_EP_REGIONS][UCCL_EP_MAX_BLOB_BYTES];
+    /* What connect() gets: an address and, where there is one, what is for this rank alone. */
+    uint8_t address[UCCL_EP_MAX_BLOB_BYTES + UCCL_EP_MAX_PEER_BLOB_BYTES],
+        regions[UCCL_EP_REGIONS][UCCL_EP_MAX_BLOB_BYTES];
     uint32_t address_bytes, region_bytes[UCCL_EP_REGIONS];
     bool connecting[PEERS], connected[PEERS];
 };
 
 /* Of the own kind, more or less damaged, or anything. Of its exact size, so that a byte too many is seen. */
 static uint8_t *blob(fuzz_input *in, const uint8_t *own, uint32_t own_bytes, uint32_t *bytes) {
-    uint8_t image[UCCL_EP_MAX_BLOB_BYTES] = {0};
+    uint8_t image[UCCL_EP_MAX_BLOB_BYTES + UCCL_EP_MAX_PEER_BLOB_BYTES] = {0};
     const uint8_t how = fuzz_u8(in);
     if (how < 64) {
         *bytes = (uint32_t)fuzz_some(in, image, sizeof image);
@@ -110,8 +112,15 @@ static bool open_all(struct opened *o, fuzz_input *in) {
                                             .inflight = 64,
                                             .receives_peer = 16};
     if (checked(o->b->endpoint_open(o->device, &config, &o->endpoint)) != UCCL_EP_OK) return false;
-    o->address_bytes = sizeof o->address;
-    return checked(o->b->endpoint_address(o->endpoint, o->address, &o->address_bytes)) == UCCL_EP_OK;
+    o->address_bytes = UCCL_EP_MAX_BLOB_BYTES;
+    if (checked(o->b->endpoint_address(o->endpoint, o->address, &o->address_bytes)) != UCCL_EP_OK) return false;
+    uint32_t pair_bytes = UCCL_EP_MAX_PEER_BLOB_BYTES;
+    if (!o->b->peer_address) return true;
+    if (checked(o->b->peer_address(o->endpoint, o->rank, o->address + o->address_bytes, &pair_bytes)) != UCCL_EP_OK)
+        return false;
+    FUZZ_CHECK(pair_bytes <= UCCL_EP_MAX_PEER_BLOB_BYTES, "%u bytes for one peer", pair_bytes);
+    o->address_bytes += pair_bytes;
+    return true;
 }
 
 static void close_all(struct opened *o) {

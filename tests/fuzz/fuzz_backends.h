@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fuzz_backends.h: what stands around the backend that a target is built with: nothing around shared memory, a world
- * around virtual NICs.
+ * around virtual NICs, an RDMA library of software below those that need one.
  */
 #ifndef UCCL_EP_FUZZ_BACKENDS_H
 #define UCCL_EP_FUZZ_BACKENDS_H
@@ -58,12 +58,32 @@ static inline void fuzz_around_turn(void) {
 }
 
 #else
+#if FUZZ_ON_CONNECTX
+/* A queue pair connects to any number; who is not there does not answer. */
+#define FUZZ_CONNECTS_TO_NOBODY 1
+
+/* A machine with one of several NICs, or none. */
+static inline void fuzz_around_open(fuzz_input *in, uint32_t ranks) {
+    static const char *const machines[] = {"mlx5_0",
+                                           "mlx5_0,layer=ib,lid=7",
+                                           "mlx5_0,max_mr_size=4096",
+                                           "mlx5_0,atomic=0",
+                                           "mlx5_0,srq=0,max_srq=0,wr=0",
+                                           "mlx5_0,max_cqe=64",
+                                           "rxe0;mlx5_1",
+                                           ""};
+    (void)ranks;
+    setenv("FAKE_IBVERBS", machines[fuzz_u8(in) % 8], 1);
+    setenv("UCCL_EP_LIBIBVERBS", FUZZ_LIBIBVERBS, 1);
+}
+#else
 #define FUZZ_CONNECTS_TO_NOBODY 0
 
 static inline void fuzz_around_open(fuzz_input *in, uint32_t ranks) {
     (void)in;
     (void)ranks;
 }
+#endif
 static inline void fuzz_around_close(void) {}
 static inline const char *fuzz_options(uint32_t rank) {
     (void)rank;
