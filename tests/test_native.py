@@ -40,9 +40,15 @@ LANES = {
         prefix=("setarch", os.uname().machine, "-R"),
         # They have one thread.
         without=(
-            "test_codec", "test_exhaustive", "test_fake_ibverbs", "test_fiber", "test_ring_model", "test_verbs_memory",
-            "test_verbs_names", "test_weakmem",
-        ),  # fmt: skip
+            "test_codec",
+            "test_exhaustive",
+            "test_fake_ibverbs",
+            "test_fiber",
+            "test_ring_model",
+            "test_verbs_memory",
+            "test_verbs_names",
+            "test_weakmem",
+        ),
     ),
     "aarch64": Lane(
         needs=("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64|qemu-aarch64-static"),
