@@ -201,6 +201,9 @@ def test_rows_between() -> None:
         ({"tokens": "many"}, "one for each of 2"),
         ({"dtype": "fp8"}, "bf16"),
         ({"seed": -1}, "negative"),
+        ({"accel": "cdua"}, "cuda"),
+        ({"accel": "cpu", "heap": "shared"}, "host or device"),
+        ({"heap": "device"}, "add --accel"),
     ],
 )
 def test_options_that_cannot_be(wrong: dict[str, Any], match: str) -> None:
@@ -239,6 +242,10 @@ def exchange(**options: Any) -> driver.Result:
         {"ranks": 3, "experts": 3, "topk": 1, "tokens": "0,7,31"},
         {"tokens": "0"},
         {"tokens": "257", "hidden": 8, "experts": 2, "topk": 2},
+        {"accel": "cpu"},
+        {"accel": "cpu", "heap": "device", "ranks": 4, "channels": 3, "routing": "zipf"},
+        {"accel": "cpu", "heap": "device", "ranks": 3, "experts": 3, "topk": 1, "tokens": "0,7,310", "iterations": 3},
+        {"accel": "cpu", "tokens": "0"},
     ],
     ids=str,
 )
@@ -345,7 +352,21 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     assert (process.returncode, stdout, stderr) == (130, "", "uccl-ep demo: interrupted\n")
 
 
-def test_wrong_results_are_exit_code_1(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heap", ["host", "device"])
+def test_kernels_post(heap: str, tmp_path: Path) -> None:
+    path = tmp_path / "demo.json"
+    done = demo("--accel", "cpu", "--heap", heap, "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    for word in (f"heaps in {heap} memory", "posting (kernel)", "results: exact"):
+        assert word in done.stdout
+    document = json.loads(path.read_text())
+    assert document["accelerator"]["kind"] == "cpu"
+    assert document["accelerator"]["heap"] == heap
+    assert 0 < document["seconds"]["dispatch_post"] <= document["seconds"]["dispatch"]
+
+
+@pytest.mark.parametrize("kernels", [[], ["--accel", "cpu", "--heap", "device"]], ids=["host", "kernels"])
+def test_wrong_results_are_exit_code_1(kernels: list[str], tmp_path: Path) -> None:
     """A backend that loses a byte: the demo must notice, whatever else does not."""
     sabotage = tmp_path / "sitecustomize.py"
     sabotage.write_text(
@@ -355,12 +376,15 @@ def test_wrong_results_are_exit_code_1(tmp_path: Path) -> None:
         "    real = exchange.Exchange.experts\n"
         "    def broken(self):\n"
         "        real(self)\n"
-        "        self._results.rows[self._parity, 0, 0, 3] ^= 1\n"
+        "        rows = self._results.load(self._parity)\n"
+        "        rows[0, 0, 3] ^= 1\n"
+        "        self._results.store(self._parity, rows)\n"
         "    exchange.Exchange.experts = broken\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [PROGRAM, "demo", "--ranks", "2", "--hidden", "32", "--experts", "4", "--topk", "2", "--iterations", "1"],
+        [PROGRAM, "demo", "--ranks", "2", "--hidden", "32", "--experts", "4", "--topk", "2", "--iterations", "1",
+         *kernels],
         capture_output=True, text=True, check=False, timeout=120, env=environment,
     )  # fmt: skip
     assert done.returncode == 1

@@ -38,6 +38,11 @@ def demo(
     strategy: Annotated[str, typer.Option(help="Signal strategy.")] = "auto",
     channels: Annotated[int, typer.Option(help="Command rings a rank.")] = 1,
     timeout: Annotated[float, typer.Option(help="Seconds that any wait may take.")] = 60.0,
+    accel: Annotated[
+        str | None,
+        typer.Option(help="Let kernels post and wait: cuda, hip, or cpu, the emulation. Default: the CPU does."),
+    ] = None,
+    heap: Annotated[str, typer.Option(help="With --accel: tokens in host or in device memory.")] = "host",
     json: Annotated[Path | None, typer.Option(help="Write the numbers there; - is the standard output.")] = None,
 ) -> None:
     """Expert-parallel exchange on this machine: tokens to experts and results back, compared bit by bit with numpy."""
@@ -49,7 +54,21 @@ def demo(
     to_stdout = json is not None and str(json) == "-"
     console = Console(stderr=to_stdout, highlight=False)
     options = Options(
-        ranks, tokens, hidden, experts, topk, dtype, routing, iterations, seed, backend, strategy, channels, timeout
+        ranks,
+        tokens,
+        hidden,
+        experts,
+        topk,
+        dtype,
+        routing,
+        iterations,
+        seed,
+        backend,
+        strategy,
+        channels,
+        timeout,
+        accel,
+        heap,
     )
     if json is not None and not to_stdout:
         writable(json, "--json")
@@ -114,6 +133,12 @@ def show(console: Console, result: Result) -> None:
         soft_wrap=True,
         markup=False,
     )
+    if first["accelerator"] is not None:
+        console.print(
+            f"posted by kernels on {first['accelerator']['name']}, heaps in {first['accelerator']['heap']} memory",
+            soft_wrap=True,
+            markup=False,
+        )
     console.print(
         f"tokens: {tokens} (hidden {options.hidden}, {options.dtype}), {options.experts} experts, top {options.topk}, "
         f"routing {options.routing}, seed {options.seed}",
@@ -127,7 +152,8 @@ def show(console: Console, result: Result) -> None:
     )
 
     phases = Table(header_style="bold")
-    for column in ("", "time", "posting (Python)", "rows/s", "GB/s"):
+    who = "Python" if first["accelerator"] is None else "kernel"
+    for column in ("", "time", f"posting ({who})", "rows/s", "GB/s"):
         phases.add_column(column, justify="left" if not column else "right")
     for phase in ("dispatch", "combine"):
         rate = result.rate(phase)

@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from ..accel import KINDS
 from ..bootstrap import LocalGroup
+from ..errors import nearest
 from .exchange import Shape
 from .routing import Router, RoutingError, rows_between
 
@@ -51,6 +53,8 @@ class Options:
     strategy: str = "auto"
     channels: int = 1
     timeout: float = 60.0
+    accel: str | None = None  # whose kernels post and wait; None: the CPU does
+    heap: str = "host"  # or "device"
 
 
 @dataclass
@@ -80,6 +84,7 @@ class Result:
         return {
             "options": asdict(self.options),
             "backend": {key: first[key] for key in ("backend", "backend_version", "device")},
+            "accelerator": first["accelerator"],
             "strategy": {"name": first["strategy"], "reason": first["strategy_reason"]},
             "results": "exact" if self.exact else "wrong",
             "problems": self.problems,
@@ -124,6 +129,12 @@ def plan(options: Options) -> tuple[Shape, dict[str, Any]]:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise RoutingError(f"--{name} must be at least 1")
+    if options.accel is not None and options.accel not in KINDS:
+        raise RoutingError(f"--accel {options.accel}: {nearest(options.accel, KINDS)}")
+    if options.heap not in ("host", "device"):
+        raise RoutingError(f"--heap {options.heap}: host or device")
+    if options.heap == "device" and options.accel is None:
+        raise RoutingError("--heap device: whose? add --accel cuda, hip or cpu")
     if options.seed < 0:
         raise RoutingError("--seed must not be negative")
     routing: dict[str, Any] = {
@@ -148,7 +159,7 @@ def plan(options: Options) -> tuple[Shape, dict[str, Any]]:
         for rank in range(options.ranks):
             between = rows_between(router.routing(iteration, rank), options.ranks, options.experts)
             slots = max(slots, int(between.max(initial=0)))
-    shape = Shape(options.ranks, options.experts, options.hidden, max(router.tokens), slots)
+    shape = Shape(options.ranks, options.experts, options.hidden, max(router.tokens), router.topk, slots)
     return shape, routing
 
 
@@ -190,7 +201,7 @@ def run(options: Options, progress: Callable[[int, int], None] = lambda done, to
         "warmup": WARMUP,
         **{
             name: getattr(options, name)
-            for name in ("seed", "iterations", "backend", "strategy", "channels", "timeout")
+            for name in ("seed", "iterations", "backend", "strategy", "channels", "timeout", "accel", "heap")
         },
     }
     start = time.perf_counter()

@@ -18,15 +18,15 @@ sources are written again (PUT-7, PUT-3).
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import COMMAND_DTYPE, Channel, Communicator, Op, Ticket
+from .. import COMMAND_DTYPE, Communicator, Op
 from .tokens import Bf16, apply_experts, combine
+from .traffic import Batch, Commands, Traffic, Wait
 
 SIGNALS_PER_EXPERT = 3
 
@@ -37,6 +37,7 @@ class Shape:
     experts: int
     hidden: int
     tokens: int  # most that a rank has
+    topk: int
     slots: int  # most rows between two ranks
 
     @property
@@ -48,6 +49,16 @@ class Shape:
         return self.experts // self.ranks
 
     @property
+    def commands(self) -> int:
+        """Most that a rank posts at a time."""
+        return max(self.tokens * self.topk, self.ranks * self.slots) + self.experts
+
+    @property
+    def waits(self) -> int:
+        """Most signals that it waits for at a time."""
+        return self.experts
+
+    @property
     def heap_bytes(self) -> int:
         return 2 * self.row_bytes * (max(self.tokens, 1) + 3 * self.ranks * max(self.slots, 1))
 
@@ -57,22 +68,18 @@ class SignalOrderBroken(Exception):
 
 
 class Exchange:
-    def __init__(self, comm: Communicator, shape: Shape, timeout: float) -> None:
-        self._comm, self._shape, self._timeout = comm, shape, timeout
-        self._channels = [comm.channel(index) for index in range(comm.info.channels)]
-        self._batch = 1 << comm.info.ring_log2
+    def __init__(self, comm: Communicator, shape: Shape, traffic: Traffic) -> None:
+        self._comm, self._shape, self._traffic = comm, shape, traffic
         self._next = self._parity = 0
         self._x = self._region((max(shape.tokens, 1),))
         self._arrived = self._region((shape.ranks, max(shape.slots, 1)))
         self._results = self._region((shape.ranks, max(shape.slots, 1)))
         self._returned = self._region((shape.ranks, max(shape.slots, 1)))
         self._seen = np.zeros((SIGNALS_PER_EXPERT, shape.experts), np.int64)
-        # Tickets of dispatch and combine, of even and odd iterations.
-        self._tickets: list[list[Ticket]] = [[], []]
         self.rows_sent = self.rows_received = 0
 
     def _region(self, shape: tuple[int, ...]) -> _Region:
-        region = _Region(self._comm, self._next, shape, self._shape.hidden)
+        region = _Region(self._traffic, self._next, shape, self._shape.hidden)
         self._next += region.nbytes
         return region
 
@@ -80,10 +87,10 @@ class Exchange:
         """Put the tokens into the heap and prepare the commands of dispatch."""
         shape, rank = self._shape, self._comm.rank
         self._parity = iteration % 2
-        for ticket in self._tickets[self._parity]:
-            ticket.wait(self._timeout)
-        self._tickets[self._parity] = []
-        self._x.rows[self._parity][: len(x)] = x
+        self._traffic.release(self._parity)
+        rows = self._x.load(self._parity)
+        rows[: len(x)] = x
+        self._x.store(self._parity, rows)
 
         self._token, self._k = np.nonzero(topk_idx >= 0)
         self._topk_idx = topk_idx
@@ -96,37 +103,34 @@ class Exchange:
         self._slot = np.empty(len(order), np.int64)
         self._slot[order] = np.arange(len(order)) - before[self._target[order]]
 
-        rows = self._commands(len(self._token), Op.PUT_SIGNAL)
-        rows["target"] = self._target
-        rows["local"] = self._x.offset(self._parity, self._token)
-        rows["remote"] = self._arrived.offset(self._parity, rank, self._slot)
-        rows["slot"] = (self._expert % shape.local_experts) * shape.ranks + rank
+        puts = self._commands(len(self._token), Op.PUT_SIGNAL)
+        puts["target"] = self._target
+        puts["local"] = self._x.offset(self._parity, self._token)
+        puts["remote"] = self._arrived.offset(self._parity, rank, self._slot)
+        puts["slot"] = (self._expert % shape.local_experts) * shape.ranks + rank
         announcements = self._commands(shape.experts, Op.SIGNAL)
         experts = np.arange(shape.experts)
         announcements["target"] = experts // shape.local_experts
         announcements["slot"] = 2 * shape.experts + (experts % shape.local_experts) * shape.ranks + rank
         announcements["add"] = self._counts + 1
         # What an expert gets goes over one channel, so that its announcement comes behind its rows.
-        self._dispatch = self._by_channel([(self._expert, rows), (experts, announcements)])
-        self.rows_sent = len(rows)
+        self._dispatch = self._by_channel((self._expert, puts), (experts, announcements))
+        self.rows_sent = len(puts)
 
     def dispatch(self) -> tuple[float, float]:
         """Send, and wait until all that is sent here has arrived. Seconds: posting, and all."""
-        shape, comm = self._shape, self._comm
-        start = time.perf_counter()
-        self._post(self._dispatch)
-        posted = time.perf_counter()
-        arrivals = np.zeros((shape.local_experts, shape.ranks), np.int64)
-        for source in self._others_first():
-            for expert in range(shape.local_experts):
-                word = expert * shape.ranks + source
-                seen = int(self._seen[2, word])
-                now = comm.wait_signal(2 * shape.experts + word, seen + 1, timeout=self._timeout, source=source)
-                arrivals[expert, source] = now - seen - 1
-                self._seen[2, word] = now
-        end = time.perf_counter()
-        self._arrivals = arrivals
-        return posted - start, end - start
+        shape = self._shape
+        words = [
+            expert * shape.ranks + source for source in self._others_first() for expert in range(shape.local_experts)
+        ]
+        waits = [Wait(2 * shape.experts + w, int(self._seen[2, w]) + 1, w % shape.ranks) for w in words]
+        done = self._traffic.exchange(self._parity, self._dispatch, waits)
+        arrivals = np.zeros(shape.local_experts * shape.ranks, np.int64)
+        now = done.seen.astype(np.int64)
+        arrivals[words] = now - self._seen[2, words] - 1
+        self._seen[2, words] = now
+        self._arrivals = arrivals.reshape(shape.local_experts, shape.ranks)
+        return done.posted, done.all
 
     def check_arrivals(self) -> None:
         """Each row's own signal came before the announcement (SIG-5): there is no wait, and one right number."""
@@ -146,10 +150,10 @@ class Exchange:
         shape, rank = self._shape, self._comm.rank
         local = np.arange(shape.local_experts) + rank * shape.local_experts
         batches = []
+        arrived, results = self._arrived.load(self._parity), self._results.load(self._parity)
         for source in range(shape.ranks):
             expert = np.repeat(local, self._arrivals[:, source])
-            rows = self._arrived.rows[self._parity, source][: len(expert)]
-            self._results.rows[self._parity, source][: len(expert)] = apply_experts(rows, expert)
+            results[source, : len(expert)] = apply_experts(arrived[source, : len(expert)], expert)
             slot = np.arange(len(expert))
             commands = self._commands(len(expert), Op.PUT_SIGNAL)
             commands["target"] = source
@@ -157,41 +161,40 @@ class Exchange:
             commands["remote"] = self._returned.offset(self._parity, rank, slot)
             commands["slot"] = shape.experts + expert
             batches.append((slot, expert, commands))
+        self._results.store(self._parity, results)
         self.rows_received = sum(len(commands) for _, _, commands in batches)
         # Sources take turns, so that none waits for the whole of another.
         turn = np.argsort(np.concatenate([slot for slot, _, _ in batches]), kind="stable")
         expert = np.concatenate([expert for _, expert, _ in batches])[turn]
-        self._combine = self._by_channel([(expert, np.concatenate([commands for _, _, commands in batches])[turn])])
+        commands = np.concatenate([commands for _, _, commands in batches])[turn]
+        self._combine = self._by_channel((expert, commands), (expert[:0], commands[:0]))
 
     def combine(self) -> tuple[float, float]:
         """Send results, and wait until all of this rank's are back. Seconds: posting, and all."""
-        shape, comm = self._shape, self._comm
-        start = time.perf_counter()
-        self._post(self._combine)
-        posted = time.perf_counter()
-        for expert in np.flatnonzero(self._counts):
-            self._seen[1, expert] += self._counts[expert]
-            comm.wait_signal(
-                shape.experts + int(expert),
-                int(self._seen[1, expert]),
-                timeout=self._timeout,
-                source=int(expert) // shape.local_experts,
-            )
-        return posted - start, time.perf_counter() - start
+        shape = self._shape
+        mine = np.flatnonzero(self._counts)
+        self._seen[1, mine] += self._counts[mine]
+        waits = [
+            Wait(shape.experts + expert, int(self._seen[1, expert]), expert // shape.local_experts)
+            for expert in mine.tolist()
+        ]
+        done = self._traffic.exchange(self._parity, self._combine, waits)
+        return done.posted, done.all
 
     def reduce(self, topk_weights: npt.NDArray[np.float32]) -> Bf16:
         """The weighted sum of what came back."""
-        rows = self._returned.rows[self._parity]
+        rows = self._returned.load(self._parity)
         where = np.full(self._topk_idx.shape, -1)
         where[self._token, self._k] = self._target * rows.shape[1] + self._slot
         return combine(rows.reshape(-1, self._shape.hidden), where, topk_weights)
 
     def finish(self) -> None:
-        self._comm.quiet(self._timeout)
+        for parity in (0, 1):
+            self._traffic.release(parity)
 
     # ------------------------------------------------------------------------------------------------------- commands
 
-    def _commands(self, count: int, op: Op) -> npt.NDArray[Any]:
+    def _commands(self, count: int, op: Op) -> Commands:
         commands = np.zeros(count, COMMAND_DTYPE)
         commands["op"] = op
         if op == Op.PUT_SIGNAL:
@@ -201,24 +204,14 @@ class Exchange:
         return commands
 
     def _by_channel(
-        self, parts: list[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]
-    ) -> list[tuple[Channel, npt.NDArray[Any]]]:
-        count = len(self._channels)
+        self, rows: tuple[npt.NDArray[np.int64], Commands], behind: tuple[npt.NDArray[np.int64], Commands]
+    ) -> list[Batch]:
+        """Each with the expert of each command, which says its channel."""
+        count = self._comm.info.channels
         return [
-            (channel, np.concatenate([commands[expert % count == channel.index] for expert, commands in parts]))
-            for channel in self._channels
+            Batch(*(commands[expert % count == channel] for expert, commands in (rows, behind)))
+            for channel in range(count)
         ]
-
-    def _post(self, work: list[tuple[Channel, npt.NDArray[Any]]]) -> None:
-        """In batches as large as a ring, the channels in turn."""
-        longest = max(len(commands) for _, commands in work)
-        last: dict[int, Ticket] = {}
-        for begin in range(0, longest, self._batch):
-            for channel, commands in work:
-                batch = commands[begin : begin + self._batch]
-                if len(batch):
-                    last[channel.index] = channel.post_many(batch, timeout=self._timeout)
-        self._tickets[self._parity].extend(last.values())
 
     def _others_first(self) -> list[int]:
         """The own rows come at once: look at them last."""
@@ -229,11 +222,19 @@ class Exchange:
 class _Region:
     """Rows of the heap, for even and odd iterations: [2, *shape, hidden]."""
 
-    def __init__(self, comm: Communicator, begin: int, shape: tuple[int, ...], hidden: int) -> None:
-        self._begin, self._row_bytes = begin, 2 * hidden
+    def __init__(self, traffic: Traffic, begin: int, shape: tuple[int, ...], hidden: int) -> None:
+        self._traffic, self._begin, self._row_bytes = traffic, begin, 2 * hidden
         self._shape = (2, *shape)
         self.nbytes = int(np.prod(self._shape)) * self._row_bytes
-        self.rows: Bf16 = comm.heap[begin : begin + self.nbytes].view(np.uint16).reshape(*self._shape, hidden)
+
+    def load(self, parity: int) -> Bf16:
+        """[*shape, hidden]: the heap itself, or a copy that store() brings back."""
+        half = self.nbytes // 2
+        data = self._traffic.load(self._begin + parity * half, half)
+        return data.view(np.uint16).reshape(*self._shape[1:], -1)
+
+    def store(self, parity: int, rows: Bf16) -> None:
+        self._traffic.store(self._begin + parity * (self.nbytes // 2), rows.reshape(-1).view(np.uint8))
 
     def offset(self, *index: Any) -> npt.NDArray[np.uint64]:
         row = np.ravel_multi_index(np.broadcast_arrays(*index), self._shape)

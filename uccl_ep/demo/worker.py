@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from ..bootstrap import LocalBootstrap
 from . import tokens
 from .exchange import SIGNALS_PER_EXPERT, Exchange, Shape, SignalOrderBroken
 from .routing import Router, RoutingError
+from .traffic import HostTraffic, KernelTraffic, Traffic, opened
+
+if TYPE_CHECKING:
+    from ..accel import Accelerator
 
 
 def say(**document: Any) -> None:
@@ -39,12 +43,21 @@ def compare(found: tokens.Bf16, expected: tokens.Bf16) -> str:
 
 
 def run(options: dict[str, Any], bootstrap: LocalBootstrap) -> dict[str, Any]:
+    with opened(options["accel"]) as gpu:
+        return run_on(options, bootstrap, gpu)
+
+
+def run_on(options: dict[str, Any], bootstrap: LocalBootstrap, gpu: Accelerator | None) -> dict[str, Any]:
     shape = Shape(**options["shape"])
     rank, seed, timeout = bootstrap.rank, options["seed"], options["timeout"]
     router = Router(**options["routing"])
+    memory = gpu.alloc(shape.heap_bytes) if gpu is not None and options["heap"] == "device" else None
     comm = Communicator(
         bootstrap,
-        heap_bytes=shape.heap_bytes,
+        heap_bytes=None if memory else shape.heap_bytes,
+        heap=memory,
+        accelerator=gpu,
+        device_channels=0 if gpu is None else options["channels"],
         signals=SIGNALS_PER_EXPERT * shape.experts,
         channels=options["channels"],
         backend=options["backend"],
@@ -54,7 +67,10 @@ def run(options: dict[str, Any], bootstrap: LocalBootstrap) -> dict[str, Any]:
     samples: list[dict[str, float]] = []
     problems: list[str] = []
     with comm:
-        exchange = Exchange(comm, shape, timeout)
+        traffic: Traffic = HostTraffic(comm, timeout)
+        if gpu is not None:
+            traffic = KernelTraffic(comm, gpu, memory, shape.commands, shape.waits, timeout)
+        exchange = Exchange(comm, shape, traffic)
         for iteration in range(options["warmup"] + options["iterations"]):
             routing = router.routing(iteration, rank)
             x = tokens.tokens(seed, iteration, rank, len(routing.topk_idx), shape.hidden)
@@ -107,6 +123,7 @@ def run(options: dict[str, Any], bootstrap: LocalBootstrap) -> dict[str, Any]:
         "backend": info.backend,
         "backend_version": info.backend_version,
         "device": info.device.name,
+        "accelerator": None if gpu is None else {"kind": gpu.kind, "name": gpu.info.name, "heap": options["heap"]},
         "heap_bytes": info.heap_bytes,
     }
 
