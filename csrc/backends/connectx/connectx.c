@@ -35,8 +35,9 @@ static const char *describe(uint32_t vendor_error) {
     }
 }
 
+const char verbs_backend_name[] = "connectx";
+
 const verbs_vendor verbs_this_vendor = {
-    .backend = "connectx",
     .vendor = "NVIDIA",
     .family = "ConnectX",
     .ids = {0x02c9, 0x15b3, 0x119f /* an OEM's */, 0},

@@ -43,8 +43,9 @@ static const char *describe(uint32_t vendor_error) {
     return vendor_error < sizeof texts / sizeof *texts ? texts[vendor_error] : NULL;
 }
 
+const char verbs_backend_name[] = "pollara";
+
 const verbs_vendor verbs_this_vendor = {
-    .backend = "pollara",
     .vendor = "AMD Pensando",
     .family = "Pollara",
     .ids = {0x1dd8, 0},

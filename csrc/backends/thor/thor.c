@@ -48,8 +48,9 @@ static const char *describe(uint32_t vendor_error) {
     return vendor_error < sizeof texts / sizeof *texts ? texts[vendor_error] : NULL;
 }
 
+const char verbs_backend_name[] = "thor";
+
 const verbs_vendor verbs_this_vendor = {
-    .backend = "thor",
     .vendor = "Broadcom",
     .family = "Thor",
     .ids = {0x14e4, 0},

@@ -5,10 +5,11 @@
 #include "verbs.h"
 
 __attribute__((visibility("default"))) const uccl_ep_backend *uccl_ep_backend_entry(void) {
-    static uccl_ep_backend table = {
+    static const uccl_ep_backend table = {
         .size = sizeof table,
         .abi_major = UCCL_EP_BACKEND_ABI_MAJOR,
         .abi_minor = 3, /* peer_address */
+        .name = verbs_backend_name,
         .version = VERBS_VERSION,
         .query = verbs_query,
         .device_open = verbs_device_open,
@@ -31,6 +32,5 @@ __attribute__((visibility("default"))) const uccl_ep_backend *uccl_ep_backend_en
         .flush_local = verbs_flush_local,
         .peer_address = verbs_peer_address,
     };
-    table.name = verbs_this_vendor.backend;
     return &table;
 }

@@ -133,7 +133,6 @@ typedef struct verbs_model {
 } verbs_model;
 
 typedef struct verbs_vendor {
-    const char *backend; /* its name */
     const char *vendor, *family;
     uint32_t ids[4];           /* vendor_id of ibv_query_device, ended by 0 */
     const verbs_model *models; /* ended by a NULL name */
@@ -145,6 +144,7 @@ typedef struct verbs_vendor {
 
 /* Of the library that this is linked into. */
 extern const verbs_vendor verbs_this_vendor;
+extern const char verbs_backend_name[];
 
 /* --------------------------------------------------------------------------------------------------------- devices */
 
