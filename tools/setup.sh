@@ -36,6 +36,13 @@ libc6-dev-arm64-cross|test -f /usr/aarch64-linux-gnu/include/stdio.h|the aarch64
 hipcc|have hipcc|the check that kernels compile for AMD GPUs
 libamdhip64-5|ldconfig -p | grep -q libamdhip64.so|the check that kernels compile with hiprtc
 qemu-user|have qemu-aarch64 || have qemu-aarch64-static|the aarch64 lane
+qemu-system-x86|have qemu-system-x86_64|the lane softroce: RDMA devices of a guest kernel
+busybox-static|have busybox && ! ldd "\$(command -v busybox)"|the lane softroce
+ibverbs-providers|ls /usr/lib/*/libibverbs/librxe-*.so|the lane softroce
+iproute2|have ip && have rdma|the lane softroce
+ibverbs-utils|have ibv_devinfo|tests of that lane
+perftest|have ib_write_bw|what puts over RDMA are compared with
+python3-pyverbs|/usr/bin/python3 -c 'import pyverbs'|a peer that is not ours, in that lane
 END
 }
 

@@ -195,7 +195,7 @@ def signal_implies_data(ctx: Context) -> None:
     to, source = neighbours(ctx)
     layout = Layout(b)
     ch = b.channel()
-    n, size = 200, 320
+    n, size = ctx.rounds(200), 320
     failed = ""
     for k in range(n):
         b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, k))
@@ -415,7 +415,7 @@ def random_bytes(ctx: Context) -> None:
     b = ctx.bench
     rng = np.random.default_rng(patterns.key_of((ctx.seed, "fuzz", ctx.rank)))
     posted = 0
-    for r in range(3):
+    for r in range(ctx.rounds(3)):
         # In three rounds of 64 channels: readable targets on most of them, anything on the rest.
         for c in range(62):
             ch = b.channel(c)

@@ -202,9 +202,9 @@ def _sequences(name: str, first: int, n: int, level: str) -> None:
         to, _ = neighbours(ctx)
         layout = Layout(b)
         ch = b.channel()
-        size, cells = 128, 512
+        size, cells, total = 128, 512, ctx.rounds(n, 300)
         tickets = []
-        for k in range(n):
+        for k in range(total):
             at = k % cells * size
             if k >= cells:
                 tickets[k - cells].wait()  # its slot is written again (PUT-7)
@@ -217,13 +217,13 @@ def _sequences(name: str, first: int, n: int, level: str) -> None:
             # The reader keeps up, half a lap behind.
             if k >= cells // 2:
                 _read(ctx, k - cells // 2)
-        for k in range(max(0, n - cells // 2), n):
+        for k in range(max(0, total - cells // 2), total):
             _read(ctx, k)
         b.quiet(0, clause="LIM-1")
-        b.wait_signal(2, n // 5, "LIM-1")
-        b.wait_signal(1, n, "LIM-1")
-        b.expect_signal(0, n)
-        b.expect_signal(1, n)
+        b.wait_signal(2, total // 5, "LIM-1")
+        b.wait_signal(1, total, "LIM-1")
+        b.expect_signal(0, total)
+        b.expect_signal(1, total)
 
     def _read(ctx: Context, k: int) -> None:
         b = ctx.bench

@@ -167,15 +167,16 @@ def canaries_under_load(ctx: Context) -> None:
     layout = Layout(b)
     b.comm.quiet()
     ctx.barrier()
-    for k in range(300):
+    n = ctx.rounds(300)
+    for k in range(n):
         for target in range(ctx.size):
             at = layout.landing(ctx.rank) + k % 2 * 512
             b.channel(k % 2).put_signal(target, layout.source(target), at, 512, 9)
         if k % 2:
             b.comm.quiet()  # the same bytes are written again (PUT-7)
     ctx.barrier()
-    b.expect_signal(9, 300 * ctx.size)
-    b.wait_signal(9, 300 * ctx.size)
+    b.expect_signal(9, n * ctx.size)
+    b.wait_signal(9, n * ctx.size)
     b.quiet()
     ctx.barrier()
     for source in range(ctx.size):

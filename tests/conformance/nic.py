@@ -21,7 +21,7 @@ def success_means_done(ctx: Context) -> None:
     to, source = neighbours(ctx)
     layout = Layout(b)
     ch = b.channel()
-    n, size = 200, 512
+    n, size = ctx.rounds(200), 512
     for k in range(n):
         b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, k))
     ctx.barrier()

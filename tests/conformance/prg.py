@@ -111,7 +111,7 @@ def target_held(ctx: Context) -> None:
     """The target does not run for a while and everybody goes on sending to it: nothing overruns there (row D3)."""
     b = ctx.bench
     layout = Layout(b)
-    n, size = 500, 64
+    n, size = ctx.rounds(500, 300), 64  # more than a ring
     slots = layout.room // size
     if ctx.rank:
         for k in range(min(n, slots)):
@@ -284,7 +284,7 @@ def two_slots(ctx: Context) -> None:
     b = ctx.bench
     to, source = neighbours(ctx)
     layout = Layout(b)
-    threads, n, size = 4, 150, 64
+    threads, n, size = 4, ctx.rounds(150), 64
 
     def post(t: int) -> None:
         ch = b.channel()

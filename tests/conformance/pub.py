@@ -22,7 +22,7 @@ def stores_before_post(ctx: Context) -> None:
     to, source = neighbours(ctx)
     layout = Layout(b)
     ch = b.channel()
-    n, size = 250, 256
+    n, size = ctx.rounds(250), 256
     for k in range(n):
         b.place(layout.source(to) + k * size, message(ctx, size, ctx.rank, to, k))
         ch.put_signal(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size, 0)
@@ -40,7 +40,7 @@ def handed_to_another_thread(ctx: Context) -> None:
     b = ctx.bench
     to, source = neighbours(ctx)
     layout = Layout(b)
-    n, size = 250, 512
+    n, size = ctx.rounds(250, 70), 512
     handed: deque[int] = deque()
     freed: deque[bool] = deque()  # False: the thread has ended
 
@@ -95,7 +95,7 @@ def tickets_count_up(ctx: Context) -> None:
     ch = b.channel()
     last = ch.signal(to, 0).value
     sent = 1
-    for n in [int(x) for x in ctx.rng.integers(1, 40, 60)]:
+    for n in [int(x) for x in ctx.rng.integers(1, 40, ctx.rounds(60))]:
         if n % 3:
             ticket = ch.post_many(commands([{"op": SIGNAL, "target": to, "slot": 0, "add": 1}] * n)).value
             ctx.check_equal(ticket - last, n, "PUB-2", "a batch did not take consecutive tickets", n=n)
@@ -154,7 +154,7 @@ def as_large_as_the_ring(ctx: Context) -> None:
     slots, size = 64, 48
     with ctx.raises("PUB-2", CommandError, "a batch larger than the ring"):
         ch.post_many(commands([{"op": SIGNAL, "target": to, "slot": 0, "add": 1}] * (slots + 1)))
-    laps = 9
+    laps = ctx.rounds(9, 3)
     for lap in range(laps):
         base = lap * slots * 64
         for k in range(slots):
@@ -187,7 +187,7 @@ def across_the_lap(ctx: Context) -> None:
     to, source = neighbours(ctx)
     layout = Layout(b)
     ch = b.channel()
-    sizes = [n for n in range(1, 17) for _ in range(3)]
+    sizes = [n for n in range(1, 17) for _ in range(ctx.rounds(3))]
     ctx.shared_rng.shuffle(sizes)
     total = sum(sizes)
     for k in range(total):

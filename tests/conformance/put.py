@@ -418,7 +418,10 @@ def edges(ctx: Context) -> None:
         b.expect(offset, want)
 
 
-@case("put4.beyond_4_gib", clauses=("PUT-4", "PUT-1", "QUI-1"), ranks=(2,), comm={"heap_bytes": 6 << 30}, timeout=40)
+@case(
+    "put4.beyond_4_gib", clauses=("PUT-4", "PUT-1", "QUI-1"), ranks=(2,), needs=("gigabytes",),
+    comm={"heap_bytes": 6 << 30}, timeout=40,
+)  # fmt: skip
 def beyond_4_gib(ctx: Context) -> None:
     """Offsets above 4 GiB in a sparse heap of 6 GiB, with canaries where 32 bits of them would point."""
     b = ctx.open(shadow=False)
@@ -545,7 +548,7 @@ def _two_epochs_back(ctx: Context, epochs: int) -> None:
 @case("put7.two_epochs_back", clauses=("PUT-7", "SIG-1", "SIG-3"), weak=True)
 def two_epochs_back(ctx: Context) -> None:
     """A slot is written again once its put of two epochs before is complete and was read: each epoch is read whole."""
-    _two_epochs_back(ctx, 150)
+    _two_epochs_back(ctx, ctx.rounds(150))
 
 
 # A NIC that may place a payload again, and reads it again for that, until it has given the completion.

@@ -84,7 +84,7 @@ def between(ctx: Context) -> None:
     last = {"posted": 0, "taken": 0, "source": 0, "complete": 0}
     for k in range(16):
         ch.put_signal(to, layout.source(to) + k * size, layout.landing(ctx.rank) + k * size, size, 0)
-        for _ in range(20):
+        for _ in range(ctx.rounds(20)):
             now = ch.stats()
             ctx.check(
                 now["complete"] <= now["source"] <= now["taken"] <= now["posted"],
@@ -498,7 +498,7 @@ def epochs_and_barriers(ctx: Context) -> None:
     b = ctx.bench
     to, source = neighbours(ctx)
     layout = Layout(b)
-    for epoch in range(100):
+    for epoch in range(ctx.rounds(100)):
         b.place(layout.source(to), message(ctx, 16, ctx.rank, to, epoch))
         b.channel().put(to, layout.source(to), layout.landing(ctx.rank), 16)
         b.quiet()

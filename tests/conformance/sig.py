@@ -162,7 +162,7 @@ def _first_act(ctx: Context, repeat: int) -> None:
 @case("sig1.first_act", clauses=("SIG-1", "SIG-4"), ranks=(4,), needs=("stop",), timeout=40)
 def first_act(ctx: Context) -> None:
     """A signal that a quick peer sends as its first act is not wiped by a slower one's start."""
-    for repeat in range(12):
+    for repeat in range(ctx.rounds(12, 2)):
         if ctx.rank == 3 and repeat % 4 == 1:
             # In the middle of the others' construction, long enough that they are done first where that can be.
             ctx.spawn(lambda: ctx.stop(3, 0.15))
@@ -495,7 +495,8 @@ def never_reset(ctx: Context) -> None:
     """Words only count: through waits, reads, quiets and barriers the sum stays."""
     b = ctx.bench
     to, source = neighbours(ctx)
-    for epoch in range(1, 201):
+    epochs = ctx.rounds(200)
+    for epoch in range(1, epochs + 1):
         b.channel(epoch % 2).signal(to, 5, epoch)
         total = epoch * (epoch + 1) // 2
         b.wait_signal(5, total)
@@ -508,8 +509,8 @@ def never_reset(ctx: Context) -> None:
         ch = b.channel((epoch + 1) % 2)
         ch.signal(source, 6)  # its sender may go on
         b.wait_signal(6, epoch)
-    b.expect_signal(5, 200 * 201 // 2)
-    b.expect_signal(6, 200)
+    b.expect_signal(5, epochs * (epochs + 1) // 2)
+    b.expect_signal(6, epochs)
 
 
 @case("sig6.equal_is_enough", clauses=("SIG-6", "SIG-1"), ranks=(2,))
@@ -609,7 +610,7 @@ def mixed_with_puts(ctx: Context) -> None:
     """Puts, signals and put_signals in a random order on two channels to all ranks, against a model."""
     b = ctx.bench
     layout = Layout(b)
-    n, cell = 160, 512
+    n, cell = ctx.rounds(160), 512
     cells = layout.room // cell
     assert n <= cells
 

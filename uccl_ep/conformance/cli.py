@@ -42,6 +42,9 @@ def conformance(
     accel: Annotated[str | None, typer.Option(help="Of the lane gpu: whose kernels post: cuda, hip, cpu.")] = None,
     heap: Annotated[str, typer.Option(help="Of the lane gpu: heaps in host or device memory.")] = "host",
     warp_size: Annotated[int | None, typer.Option(help="Lanes of a warp, with --accel cpu [32].")] = None,
+    impair: Annotated[
+        bool, typer.Option("--impair", help="Of the lane softroce: loss, delay and reordering on the wire.")
+    ] = False,
     profile: Annotated[str | None, typer.Option(help="Of virtual NICs (--backend sim): which; all of them.")] = None,
     provider: Annotated[str | None, typer.Option(help="Provider of a lane that has them.")] = None,
     ranks: Annotated[int, typer.Option(help="Most ranks a case gets, unless it needs more.")] = 4,
@@ -78,6 +81,7 @@ def conformance(
         accel=accel,
         heap=heap,
         warp_size=warp_size,
+        impair=impair,
         profile=profile,
         provider=provider,
         ranks=ranks,

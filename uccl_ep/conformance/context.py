@@ -42,6 +42,7 @@ class Link(Protocol):
     pace: float  # how long a moment is, against one of a machine
     patience: float  # how much longer a case may take
     effort: float  # how often what is done many times is done
+    economy: float  # and how often what any lane but an emulated machine does as often
 
     def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]: ...
     def kill(self, rank: int) -> None: ...
@@ -294,6 +295,10 @@ class Context:
     def times(self, n: int) -> int:
         """`n`, or fewer where each costs more: for cases that do the same very often."""
         return max(1, int(n * self.link.effort))
+
+    def rounds(self, n: int, least: int = 1) -> int:
+        """`n`, or fewer, but `least`, where every instruction is slow: an emulated machine."""
+        return max(least, int(n * self.link.economy))
 
     def until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Ask until it is true or time is over; what it came to."""

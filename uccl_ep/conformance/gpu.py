@@ -66,8 +66,6 @@ _DEADLINE = _native.status_value("E_DEADLINE")
 _IN_PROGRESS = _native.status_value("IN_PROGRESS")
 _NO_ERROR_PLACE = 256  # in a desk's own memory: behind the record nobody reads
 _ROOM = 16 << 10  # for commands of one call
-EFFORT = 0.25  # a launch for each call: what cases do many times they do less often
-PATIENCE = 3.0
 _CALL_SECONDS = 20.0
 _GRACE = 10.0  # seconds beyond its own deadline after which a kernel is given up
 

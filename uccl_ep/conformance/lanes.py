@@ -14,6 +14,10 @@ class Lane:
     title: str
     provides: frozenset[str]  # what cases may need
     cannot_prove: tuple[str, ...]
+    effort: float = 1.0  # how often what cases do many times is done
+    economy: float = 1.0  # and what they do often (Context.rounds)
+    patience: float = 1.0  # how much longer a case may take
+    devices: tuple[str, ...] = ()  # rank i opens the i-th of them, modulo their number
     # By backend: what makes its NIC promise as little as the contract admits. Others get the strategy that needs least.
     weakest: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -21,11 +25,14 @@ class Lane:
         return self.weakest.get(backend, {"strategy": "sender_hold"})
 
 
+# Of ranks that are processes of a machine.
+_PROCESSES = frozenset({"threads", "caller", "kill", "stop", "nested", "processes", "batches", "heaps", "warps"})
+
 LANES: Mapping[str, Lane] = {
     "shm": Lane(
         name="shm",
         title="real processes on one machine",
-        provides=frozenset({"threads", "caller", "kill", "stop", "nested", "processes", "batches", "heaps", "warps"}),
+        provides=_PROCESSES | {"gigabytes"},
         cannot_prove=(
             "Performance: times here are those of this machine's CPU and its load.",
             "What a NIC's firmware does, and anything on a wire: loss, retransmission, reordering between hosts.",
@@ -38,7 +45,7 @@ LANES: Mapping[str, Lane] = {
         name="sim",
         title="virtual NICs: all ranks in one process, one virtual clock, one seed",
         # Threads of a rank are fibers, death and stops are the world's.
-        provides=frozenset({"threads", "kill", "stop", "nested", "faults", "batches", "heaps", "warps"}),
+        provides=frozenset({"threads", "kill", "stop", "nested", "faults", "batches", "heaps", "warps", "gigabytes"}),
         cannot_prove=(
             "Performance: time is virtual, and the costs in it are made up.",
             "That a real NIC is like its profile: profiles come from documents, drivers and others' measurements.",
@@ -50,14 +57,32 @@ LANES: Mapping[str, Lane] = {
         name="gpu",
         title="kernels post and wait: real processes, a device each or one for all",
         # A process with a device open cannot fork, and a kernel that waits moves nothing itself.
-        provides=frozenset({"threads", "kill", "stop", "heaps", "warps", "device"}),
+        provides=frozenset({"threads", "kill", "stop", "heaps", "warps", "device", "gigabytes"}),
         cannot_prove=(
             "Performance: each call is a launch of a kernel of its own.",
             "With --accel cpu: orderings of a GPU, its caches and PCIe; lanes are fibers, and memory is the CPU's.",
             "On one GPU: what holds between GPUs, and between hosts.",
             "What a NIC's firmware does, and anything on a wire.",
         ),
+        effort=0.25,  # a launch for each call
+        patience=3.0,
         weakest={"shm": {"backend_options": "promise=unordered"}},
+    ),
+    "softroce": Lane(
+        name="softroce",
+        title="RDMA devices of a real kernel (Soft-RoCE), in an emulated machine",
+        provides=_PROCESSES,
+        cannot_prove=(
+            "Performance: the machine is emulated, and the NIC is a program of its kernel.",
+            "What a vendor's NIC, firmware or provider does beyond the specification: the transport here is rxe's.",
+            "Orderings that rxe never shows: it places what it receives in order. Virtual NICs are for others.",
+            "Visibility in device memory, PCIe ordering, dmabuf and peer memory: memory here is the CPU's, coherent.",
+            "That the port is fit for a fabric: switches, congestion control, priorities and several paths.",
+        ),
+        effort=0.1,
+        economy=0.2,
+        patience=6.0,
+        devices=("rxe0", "rxe1"),
     ),
 }
 DEFAULT_LANE = "shm"

@@ -125,6 +125,7 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "nested": "ctx.run_group: ranks of their own",
         "batches": "posts of the CPU: any number of commands together, with a deadline of their own",
         "heaps": "heaps that the library allocates",
+        "gigabytes": "a heap of 6 GiB a rank, which a NIC may pin",
         "warps": "up to 32 commands posted together",
         "device": "kernels of a GPU, or of the CPU in its place",
         "processes": "every rank is a process: fork, limits, /proc",

@@ -60,6 +60,11 @@ class CaseResult:
             **({"hash": self.hash} if self.hash else {}),
         }
 
+    @staticmethod
+    def from_dict(told: dict[str, Any]) -> CaseResult:
+        histories = Judgement.from_dict(told["histories"])
+        return CaseResult(**{**told, "clauses": tuple(told["clauses"]), "histories": histories})
+
 
 @dataclass
 class SuiteResult:
@@ -82,6 +87,8 @@ class SuiteResult:
     waivers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     accelerator: dict[str, Any] | None = None  # of the lane gpu: kind, name, heap and so on
+    labels: list[str] = field(default_factory=list)  # what must be known to read this result, in a few words each
+    wire: dict[str, Any] | None = None  # of the lane softroce: its guest, and what was counted on its devices
     knobs: str = ""  # of a virtual NIC, that differ from its profile
     seconds: float = 0.0
     mutation: dict[str, Any] | None = None
@@ -150,6 +157,8 @@ class SuiteResult:
             "knobs": self.knobs,
             "provider": self.provider,
             "accelerator": self.accelerator,
+            "labels": self.labels,
+            "wire": self.wire,
             "identity": self.backend,
             "capabilities": self.capabilities,
             "strategy": self.strategy,
@@ -170,6 +179,13 @@ class SuiteResult:
             "mutation": self.mutation,
             "environment": self.environment,
         }
+
+    @staticmethod
+    def from_dict(report: dict[str, Any], replay: str) -> SuiteResult:
+        """What as_dict() gave in another process."""
+        told = {k: v for k, v in report.items() if k not in ("schema", "verdict", "summary", "histories", "identity")}
+        cases = [CaseResult.from_dict(case) for case in told.pop("cases")]
+        return SuiteResult(**{**told, "backend": report["identity"]}, cases=cases, replay=replay)
 
     def json_text(self) -> str:
         # NaN and infinity are no JSON: better to fail here than in the reader's hands.

@@ -48,6 +48,7 @@ class Options:
     waivers: Path | None = None
     backend_options: str = ""
     strategy: str = "auto"
+    impair: bool = False  # of the lane softroce: faults on the wire
     variants: bool = True  # run the cases that ask for it against the weakest promises too
     time_scale: float = 1.0  # more for sanitizers, emulators and machines under load
     stop_at_failure: bool = False
@@ -84,6 +85,12 @@ def check(options: Options) -> Lane:
         _check_profile(options)
     elif options.profile is not None:
         raise SuiteError(f"--profile {options.profile!r}: lane {name!r} has no profiles; leave it out")
+    if name == "softroce" and options.library is None and options.backend == "shm":
+        raise SuiteError(
+            "--lane 'softroce': the backend 'shm' opens no RDMA device; give --backend connectx or another"
+        )
+    if options.impair and name != "softroce":
+        raise SuiteError("--impair: faults on the wire of Soft-RoCE: add --lane softroce")
     if options.provider is not None:
         raise SuiteError(f"--provider {options.provider!r}: lane {name!r} has no providers; leave it out")
     for clause in options.clauses:
@@ -208,13 +215,15 @@ def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOu
     if _simulated(options):
         return _run_simulated(case, size, options, arguments, seed)
 
+    lane = LANES[lane_of(options.backend, options.library, options.lane)]
+
     def main(rank: int, sock: Any) -> None:
         run_rank(
-            case, rank, size, sock, seed=seed, backend=arguments, time_scale=options.time_scale, setup=_setup(options)
-        )
+            case, rank, size, sock, seed=seed, backend=arguments, time_scale=options.time_scale, setup=_setup(options),
+            lane=lane,
+        )  # fmt: skip
 
-    patience = gpu.PATIENCE if options.accel is not None else 1.0
-    return judged(Group(size, main, deadline=case.timeout * options.time_scale * patience).run())
+    return judged(Group(size, main, deadline=case.timeout * options.time_scale * lane.patience).run())
 
 
 def _run_simulated(case: Case, size: int, options: Options, arguments: dict[str, Any], seed: int) -> GroupOutcome:
@@ -264,8 +273,8 @@ def _select(cases: Sequence[Case], options: Options, lane: Lane, strategy: str, 
         elif strategy != "sender_hold":
             name = options.backend if options.library is None else ""
             again = c.as_variant(VARIANT, lane.weakest_options(name))
-            # The strategy is the proxies' matter: kernels post the same.
-            wanted.append(replace(again, level="full") if lane.name == "gpu" else again)
+            # The strategy is the proxies' matter: kernels post the same. An emulated machine has no time for it.
+            wanted.append(replace(again, level="full") if lane.name in ("gpu", "softroce") else again)
     chosen = registry.select(wanted, level=options.level, globs=options.cases, clauses=options.clauses)
     if not chosen:
         raise SuiteError(f"no case is selected: {_hint(options, wanted)}")
@@ -337,10 +346,16 @@ def plan(
     return able, [c.id for c in chosen if not c.needs <= provides]
 
 
+def unrun(case: Case, options: Options) -> CaseResult:
+    """A result that stands until there is one."""
+    size = case.ranks_for(options.ranks)
+    return CaseResult(case.id, case.title, case.clauses, case.level, "internal_error", 0.0, {}, size)
+
+
 def run_case(case: Case, options: Options, seed: int, capabilities: dict[str, Any]) -> CaseResult:
     """Run one case and judge it."""
-    size = case.ranks_for(options.ranks)
-    result = CaseResult(case.id, case.title, case.clauses, case.level, "internal_error", 0.0, {}, size)
+    result = unrun(case, options)
+    size = result.ranks
     lacking = [r for r in case.requires if not promised(capabilities, r)]
     if lacking:
         result.status = "not_supported"
@@ -364,8 +379,27 @@ def run_case(case: Case, options: Options, seed: int, capabilities: dict[str, An
     return result
 
 
+class Watcher:
+    """Told of a run as it goes, beside each result."""
+
+    def started(self, result: SuiteResult) -> None:
+        """What will be run is known; there are no results yet."""
+
+    def begins(self, case: CaseResult) -> None:
+        """A case, before anything of it has happened."""
+
+
 def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult:
     """Run every selected case; nothing of it remains running. Raises SuiteError if the run cannot start."""
+    if check(options).name == "softroce":
+        from . import softroce
+
+        return softroce.run_in_guest(options, progress)
+    return run_here(options, progress)
+
+
+def run_here(options: Options, progress: Progress | None = None, watcher: Watcher | None = None) -> SuiteResult:
+    """The same, on this machine, whatever the lane."""
     lane = check(options)
     known = waivers.read(options.waivers) if options.waivers is not None else []
     seed = options.seed if options.seed is not None else secrets.randbelow(1 << 32)
@@ -396,7 +430,10 @@ def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult
     )
     today = datetime.date.today()
     used = set()
+    watcher = watcher if watcher is not None else Watcher()
+    watcher.started(result)
     for i, case in enumerate(chosen):
+        watcher.begins(unrun(case, options))
         outcome = run_case(case, options, seed, capabilities)
         if outcome.bad:
             for waiver in known:
@@ -432,6 +469,8 @@ def replay(options: Options) -> str:
     if options.accel is not None:
         words += [f"--lane gpu --accel {options.accel} --heap {options.heap}"]
         words += [f"--warp-size {options.warp_size}"] if options.warp_size is not None else []
+    words += ["--lane softroce"] if options.lane == "softroce" else []
+    words += ["--impair"] if options.impair else []
     words += [f"--profile {options.profile}"] if options.profile is not None else []
     defaults: Mapping[str, Any] = {"ranks": 4, "backend_options": "", "strategy": "auto", "time_scale": 1.0}
     words.append("--level full")

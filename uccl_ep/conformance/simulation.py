@@ -59,6 +59,7 @@ class SimLink:
     patience = 20.0
     clock = staticmethod(_moments.__next__)
     effort = 0.25
+    economy = 1.0
 
     def __init__(self, simulation: Simulation, rank: int) -> None:
         self._simulation, self._rank = simulation, rank

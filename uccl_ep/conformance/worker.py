@@ -22,6 +22,7 @@ from .context import Context
 from .errors import CheckFailed, GroupError, Interrupted, NotSupported, OutOfTime
 from .group import Group, GroupOutcome, decode_gathered, encode_gathered
 from .history import judged
+from .lanes import Lane
 from .registry import Case
 
 
@@ -29,11 +30,13 @@ class ProcessLink:
     """The way from a rank to the parent and through it to the other ranks. A thread reads, so that a rank that hangs
     can still be asked for a report."""
 
-    pace = patience = effort = 1.0
+    pace = patience = effort = economy = 1.0
     clock = staticmethod(time.monotonic_ns)
 
-    def __init__(self, sock: socket.socket, rank: int) -> None:
-        self._sock, self._rank = sock, rank
+    def __init__(self, sock: socket.socket, rank: int, lane: Lane | None = None) -> None:
+        self._sock, self._rank, self._lane = sock, rank, lane
+        if lane is not None:
+            self.effort, self.patience, self.economy = lane.effort, lane.patience, lane.economy
         self._numbers = itertools.count()
         self._answers: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition()
@@ -128,7 +131,9 @@ class ProcessLink:
         case = replace(ctx.case, function=function)
 
         def main(rank: int, sock: socket.socket) -> None:
-            run_rank(case, rank, size, sock, seed=ctx.seed, backend=ctx.backend, time_scale=ctx.time_scale)
+            run_rank(
+                case, rank, size, sock, seed=ctx.seed, backend=ctx.backend, time_scale=ctx.time_scale, lane=self._lane
+            )
 
         return judged(Group(size, main, deadline=max(limit, 0.1)).run())
 
@@ -196,13 +201,13 @@ def judge(case: Case, ctx: Context, body: Callable[[], None]) -> tuple[str, dict
 
 def run_rank(
     case: Case, rank: int, size: int, sock: socket.socket, *, seed: int, backend: dict[str, Any], time_scale: float,
-    setup: gpu.Setup | None = None,
+    setup: gpu.Setup | None = None, lane: Lane | None = None,
 ) -> None:  # fmt: skip
     """Run one rank of a case in this (forked) process and send the result."""
     warnings.simplefilter("ignore", DeprecationWarning)  # forking beside proxies is what some cases are about
-    link = ProcessLink(sock, rank)
-    if setup is not None:
-        link.effort, link.patience = gpu.EFFORT, gpu.PATIENCE
+    link = ProcessLink(sock, rank, lane)
+    if lane is not None and lane.devices:
+        backend = {**backend, "device": lane.devices[rank % len(lane.devices)]}
     ctx = Context(case, rank, size, link, seed=seed, backend=backend, time_scale=time_scale)
     link.report = ctx.report
 
