@@ -199,6 +199,16 @@ def _heap_settings(heap: GivenHeap | None, heap_bytes: int | None, accelerator: 
     }
 
 
+def _signals_kind(memory: str, accelerator: Accelerator | None) -> int:
+    if memory not in ("host", "device"):
+        raise CommandError(f"signals_memory={memory!r}: host or device")
+    if memory == "host":
+        return int(lib.UCCL_EP_MEMORY_HOST)
+    if accelerator is None:
+        raise CommandError("signals in device memory need accelerator=, the device that it is of")
+    return int(_DEVICE_MEMORY[accelerator.kind])
+
+
 def _wait_signal(pointer: Any, slot: int, value: int, source: int, seen: Any, timeout_ns: int) -> int:
     """With the timeout last, as Handle.wait() wants it."""
     status: int = lib.uccl_ep_wait_signal(pointer, slot, value, source, timeout_ns, seen)
@@ -235,6 +245,7 @@ class Communicator:
         channels: int = 1,
         accelerator: Accelerator | None = None,
         device_channels: int = 0,
+        signals_memory: str = "host",
         backend: str | Path = "shm",
         device: str | None = None,
         backend_options: Mapping[str, str] | str = "",
@@ -266,6 +277,8 @@ class Communicator:
         `heap`: memory of the caller in place of heap_bytes of the library's: a Buffer of uccl_ep.accel, an array or
         tensor, (address, nbytes[, "host" | "device"]). It stays alive as long as the communicator and views of it.
         `accelerator`: whose kernels post to channels 0 .. device_channels - 1, and wait (device()).
+        `signals_memory`: "device" has the signal words beside a heap in device memory, where kernels alone read them;
+        for NICs that add to them there, in order behind the payload (MEM-3).
         `driver`: who runs the proxies and owns the clock, whatever `progress` says.
         """
         self._bootstrap = bootstrap
@@ -308,6 +321,7 @@ class Communicator:
                 "signals": signals,
                 "channels": channels,
                 "device_channels": device_channels,
+                "signals_kind": _signals_kind(signals_memory, accelerator),
                 "ring_log2": ring_log2,
                 "granularity": granularity,
                 "proxies": proxies,
@@ -371,8 +385,10 @@ class Communicator:
         self._heap_address = int(ffi.cast("uintptr_t", queried.heap))
         self._heap_mapping: HeapMapping | None = None
         shape = (self.info.signal_banks, self.info.signals)
-        raw = ffi.buffer(queried.signal_words, 8 * shape[0] * shape[1])
-        self._signal_words = np.frombuffer(raw, dtype=np.uint64).reshape(shape)
+        self._signal_words: npt.NDArray[np.uint64] | None = None
+        if queried.signal_words != NULL:
+            raw = ffi.buffer(queried.signal_words, 8 * shape[0] * shape[1])
+            self._signal_words = np.frombuffer(raw, dtype=np.uint64).reshape(shape)
 
     def __repr__(self) -> str:
         state = " closed" if self._handle.closed else ""
@@ -422,6 +438,10 @@ class Communicator:
     def read_signals(self) -> npt.NDArray[np.uint64]:
         """All words, each as it is now: for looking at them when nothing is under way. It orders nothing."""
         self._handle.call(self._map_heap)
+        if self._signal_words is None:
+            raise errors.Unsupported(
+                "the signal words lie in device memory, which the CPU does not read: have a kernel read them"
+            )
         words: npt.NDArray[np.uint64] = self._signal_words.sum(axis=0, dtype=np.uint64)
         return words
 

@@ -94,9 +94,11 @@ static const char *kind_name(uint32_t kind) {
     return kind < KINDS ? kinds[kind].name : "unknown";
 }
 
-static uccl_ep_status heap_allocation(uccl_ep_comm *comm, void **base, uint64_t *bytes) {
-    const uccl_ep_status status = comm->accelerator->allocation(comm->gpu, comm->config.heap, base, bytes);
-    return status == UCCL_EP_OK ? status : accelerator_failed(comm, status, "MEM-1", "looking at the heap");
+static uccl_ep_status allocation_of(uccl_ep_comm *comm, void *memory, void **base, uint64_t *bytes) {
+    const uccl_ep_status status = comm->accelerator->allocation(comm->gpu, memory, base, bytes);
+    if (status == UCCL_EP_OK) return status;
+    return accelerator_failed(comm, status, "MEM-1",
+                              memory == comm->config.heap ? "looking at the heap" : "looking at the signal words");
 }
 
 /* Before it is registered: is it what the caller says, and can the NIC have it? */
@@ -122,7 +124,7 @@ uccl_ep_status device_heap_check(uccl_ep_comm *comm) {
     }
     void *base = NULL;
     uint64_t bytes = 0;
-    const uccl_ep_status status = heap_allocation(comm, &base, &bytes);
+    const uccl_ep_status status = allocation_of(comm, c->heap, &base, &bytes);
     if (status != UCCL_EP_OK) return status;
     const uint64_t before = (uint64_t)((uintptr_t)c->heap - (uintptr_t)base);
     if (before > bytes || c->heap_bytes > bytes - before)
@@ -133,26 +135,60 @@ uccl_ep_status device_heap_check(uccl_ep_comm *comm) {
     return UCCL_EP_OK;
 }
 
-/* Where the NIC takes a dmabuf and the caller gave none: one of the whole allocation, and where the heap lies in it. */
-uccl_ep_status device_heap_describe(uccl_ep_comm *comm, uccl_ep_memory *memory) {
-    const uccl_ep_config *c = &comm->config;
-    if (c->heap_kind == UCCL_EP_MEMORY_HOST || c->heap_dmabuf_fd || !(comm->caps.flags & UCCL_EP_CAP_DMABUF) ||
+/* Where the NIC takes a dmabuf and the caller gave none: one of the whole allocation, and where the memory lies in it.
+ */
+uccl_ep_status device_memory_describe(uccl_ep_comm *comm, uccl_ep_memory *memory) {
+    if (memory->kind == UCCL_EP_MEMORY_HOST || memory->dmabuf_fd >= 0 || !(comm->caps.flags & UCCL_EP_CAP_DMABUF) ||
         !comm->gpu_info.dmabuf)
         return UCCL_EP_OK;
     void *base = NULL;
     uint64_t bytes = 0;
-    uccl_ep_status status = heap_allocation(comm, &base, &bytes);
+    uccl_ep_status status = allocation_of(comm, memory->base, &base, &bytes);
     if (status != UCCL_EP_OK) return status;
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     int32_t descriptor = -1;
     status = comm->accelerator->export_dmabuf(comm->gpu, base, (bytes + page - 1) / page * page, &descriptor);
     if (status == UCCL_EP_OK && descriptor >= 0) {
         memory->dmabuf_fd = descriptor;
-        memory->dmabuf_offset = (uint64_t)((uintptr_t)c->heap - (uintptr_t)base);
+        memory->dmabuf_offset = (uint64_t)((uintptr_t)memory->base - (uintptr_t)base);
         return UCCL_EP_OK;
     }
     /* A NIC that knows the memory by its address does not need one. */
-    if (comm->caps.flags & kinds[c->heap_kind].promise) return UCCL_EP_OK;
+    if (comm->caps.flags & kinds[memory->kind].promise) return UCCL_EP_OK;
     if (status == UCCL_EP_OK) status = UCCL_EP_E_BACKEND;
-    return accelerator_failed(comm, status, "MEM-1", "exporting the heap as a dmabuf");
+    return accelerator_failed(comm, status, "MEM-1",
+                              memory->base == comm->config.heap ? "exporting the heap as a dmabuf"
+                                                                : "exporting the signal words as a dmabuf");
+}
+
+/* ----------------------------------------------------------------------------------------- signals in device memory
+ */
+
+/* Words and payload then lie in one device's memory, and the NIC promises their order there (MEM-3). */
+uccl_ep_status device_signals_check(uccl_ep_comm *comm) {
+    if (comm->config.signals_kind == UCCL_EP_MEMORY_HOST) return UCCL_EP_OK;
+    if (!(comm->caps.flags & UCCL_EP_CAP_DEVICE_SIGNALS))
+        return fail_local(UCCL_EP_E_CAPABILITY, "MEM-3",
+                          "%s of the backend %s does not add to signal words in device memory, in order behind what it "
+                          "writes there: take signals in host memory",
+                          comm->device_info.name, comm->backend->name);
+    comm->caps.flags |= UCCL_EP_CAP_SIGNALS_STRICT;
+    return UCCL_EP_OK;
+}
+
+/* Zero. */
+uccl_ep_status device_signals_open(uccl_ep_comm *comm) {
+    const uccl_ep_status status = comm->accelerator->device_alloc(comm->gpu, comm->signal_bytes, &comm->device_signals);
+    if (status == UCCL_EP_OK) return status;
+    comm->device_signals = NULL;
+    return accelerator_failed(comm, status, "MEM-1", "allocating the signal words");
+}
+
+/* Again, in a reset. No proxy runs, and no kernel. */
+uccl_ep_status device_signals_zero(uccl_ep_comm *comm) {
+    void *zeros = calloc(1, comm->signal_bytes);
+    if (!zeros) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory to clear the signal words");
+    const uccl_ep_status status = comm->accelerator->copy(comm->gpu, comm->device_signals, zeros, comm->signal_bytes);
+    free(zeros);
+    return status == UCCL_EP_OK ? status : accelerator_failed(comm, status, "ERR-6", "clearing the signal words");
 }

@@ -18,7 +18,8 @@
 typedef struct hello {
     uint64_t heap_bytes, first_ticket;
     uint64_t first_sequence;
-    uint32_t signals, channels, ring_log2, granularity, proxies, strategy, heap_kind, backend_abi, single_writer;
+    uint32_t signals, channels, ring_log2, granularity, proxies, strategy, heap_kind, backend_abi, single_writer,
+        signals_kind;
     uint32_t functions; /* HAS_* */
     char backend[64];
     uccl_ep_caps caps;
@@ -39,6 +40,12 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
     SAME(proxies, "proxies")
     SAME(granularity, "granularity")
     SAME(single_writer, "single_writer")
+    /* Which strategies can be follows from it. */
+    if (!mine->signals_kind != !other->signals_kind)
+        return fail_local(UCCL_EP_E_BOOTSTRAP, "MEM-3",
+                          "rank %u has its signal words in %s memory and rank %u in %s memory: all ranks must agree",
+                          my_rank, mine->signals_kind ? "device" : "host", rank,
+                          other->signals_kind ? "device" : "host");
     SAME(backend_abi, "a backend of interface version (major << 16 | minor)")
     SAME(first_sequence, "first_sequence")
 #undef SAME
@@ -151,19 +158,22 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
         memory.kind = comm->config.heap_kind;
         memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
         if (comm->config.heap_dmabuf_fd) memory.dmabuf_fd = comm->config.heap_dmabuf_fd - 1;
-        const uccl_ep_status described = device_heap_describe(comm, &memory);
+        const uccl_ep_status described = device_memory_describe(comm, &memory);
         if (described != UCCL_EP_OK) return described;
         if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_REMOTE_READ;
     } else if (region == UCCL_EP_REGION_SIGNALS) {
         if (comm->adder == ADDER_TARGET) return UCCL_EP_OK; /* no NIC touches them */
         memory.access = comm->adder == ADDER_NIC ? UCCL_EP_ACCESS_REMOTE_ATOMIC : UCCL_EP_ACCESS_REMOTE_WRITE;
+        memory.kind = comm->config.signals_kind;
+        const uccl_ep_status described = device_memory_describe(comm, &memory);
+        if (described != UCCL_EP_OK) return described;
     } else {
         memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
         if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_LOCAL_WRITE;
     }
     host_fail_clear();
     const uccl_ep_status status = comm->backend->region_register(comm->device, region, &memory);
-    if (memory.dmabuf_fd >= 0 && !comm->config.heap_dmabuf_fd) close(memory.dmabuf_fd);
+    if (memory.dmabuf_fd >= 0 && memory.dmabuf_fd != comm->config.heap_dmabuf_fd - 1) close(memory.dmabuf_fd);
     if (status != UCCL_EP_OK)
         return backend_failed(comm, status, "MEM-1",
                               region == UCCL_EP_REGION_HEAP      ? "registering the heap"
@@ -387,6 +397,7 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
                           comm->device_info.name, comm->caps.max_endpoints);
 
     if ((status = device_heap_check(comm)) != UCCL_EP_OK) return status;
+    if ((status = device_signals_check(comm)) != UCCL_EP_OK) return status;
     if (!c->heap) {
         c->heap_bytes = page_up(c->heap_bytes);
         if ((status = allocate(comm, c->heap_bytes, &c->heap)) != UCCL_EP_OK) return status;
@@ -426,6 +437,7 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
                   .proxies = c->proxies,
                   .strategy = c->strategy,
                   .heap_kind = c->heap_kind,
+                  .signals_kind = c->signals_kind,
                   .single_writer = (c->flags & UCCL_EP_CONFIG_SINGLE_WRITER) != 0,
                   .caps = comm->caps};
     if (so_far == UCCL_EP_OK) {
@@ -461,15 +473,20 @@ static uccl_ep_status open_agreed(uccl_ep_comm *comm) {
     const uccl_ep_config *c = &comm->config;
     comm->signal_bytes = page_up((uint64_t)comm->banks * c->signals * sizeof(uint64_t));
     void *words = NULL;
-    uccl_ep_status status = allocate(comm, comm->signal_bytes, &words);
-    if (status != UCCL_EP_OK) return status;
-    comm->signal_words = words;
-    status = reach_memory(comm, comm->signal_words, comm->signal_bytes, &comm->signals_reach);
+    uccl_ep_status status;
+    if (c->signals_kind != UCCL_EP_MEMORY_HOST) {
+        if ((status = device_signals_open(comm)) != UCCL_EP_OK) return status;
+        words = comm->device_signals;
+    } else {
+        if ((status = allocate(comm, comm->signal_bytes, &words)) != UCCL_EP_OK) return status;
+        comm->signal_words = words;
+        status = reach_memory(comm, words, comm->signal_bytes, &comm->signals_reach);
+    }
     if (status == UCCL_EP_OK && c->heap_kind == UCCL_EP_MEMORY_HOST)
         status = reach_memory(comm, c->heap, c->heap_bytes, &comm->heap_reach);
     if (status != UCCL_EP_OK) return status;
     if ((status = register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes)) != UCCL_EP_OK) return status;
-    status = register_region(comm, UCCL_EP_REGION_SIGNALS, comm->signal_words, comm->signal_bytes);
+    status = register_region(comm, UCCL_EP_REGION_SIGNALS, words, comm->signal_bytes);
     comm->mailbox_bytes = page_up(mailbox_bytes(comm));
     if (status == UCCL_EP_OK && comm->mailbox_bytes) {
         status = allocate(comm, comm->mailbox_bytes, &comm->mailbox);
@@ -498,6 +515,8 @@ static void close_nic(uccl_ep_comm *comm) {
         if (comm->registered[region]) comm->backend->region_deregister(comm->device, (uccl_ep_region)region);
     if (comm->heap_owned) release(comm, comm->config.heap, comm->config.heap_bytes);
     release(comm, comm->signal_words, comm->signal_bytes);
+    if (comm->device_signals) comm->accelerator->device_free(comm->gpu, comm->device_signals);
+    comm->device_signals = NULL;
     release(comm, comm->mailbox, comm->mailbox_bytes);
     comm->backend->device_close(comm->device);
     comm->device = NULL;

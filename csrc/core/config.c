@@ -150,6 +150,11 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     if (!c->accelerator && (c->heap_kind != UCCL_EP_MEMORY_HOST || c->device_channels))
         return fail_local(UCCL_EP_E_INVALID, "", "%s needs an accelerator: give the path of its library",
                           c->device_channels ? "a device channel" : "a heap in device memory");
+    if (c->signals_kind != UCCL_EP_MEMORY_HOST && c->signals_kind != c->heap_kind)
+        return fail_local(
+            UCCL_EP_E_INVALID, "MEM-3",
+            "signal words in device memory lie beside a heap there, of the same kind: give such a heap, or "
+            "take signals in host memory");
     if (c->strategy > UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
         return fail_local(UCCL_EP_E_INVALID, "", "strategy %u is unknown", c->strategy);
     if (c->progress > UCCL_EP_PROGRESS_CALLER)

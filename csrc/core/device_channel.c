@@ -181,7 +181,7 @@ uccl_ep_status uccl_ep_comm_device(uccl_ep_comm *comm, uccl_ep_device_comm *out)
         .granularity = c->granularity,
         .heap_bytes = c->heap_bytes,
         .heap = c->heap_kind == UCCL_EP_MEMORY_HOST ? comm->heap_reach.device_address : c->heap,
-        .signal_words = comm->signals_reach.device_address,
+        .signal_words = comm->device_signals ? comm->device_signals : comm->signals_reach.device_address,
         .rings = device_rings(comm),
         .control = on_device(comm, comm->control),
         .gone = on_device(comm, comm->gone),

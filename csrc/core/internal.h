@@ -337,7 +337,8 @@ typedef struct uccl_ep_comm {
     uint32_t strategy;
     char strategy_reason[256];
     bool heap_owned, registered[UCCL_EP_REGIONS];
-    uint64_t *signal_words; /* [banks][signals] */
+    uint64_t *signal_words; /* [banks][signals]; NULL: they lie in device memory */
+    void *device_signals;   /* there, or NULL */
     uint64_t signal_bytes;
     uint32_t banks, window;
     enum adder adder;
@@ -550,7 +551,10 @@ uccl_ep_status accelerator_failed(const uccl_ep_comm *comm, uccl_ep_status statu
 uccl_ep_status reach_memory(uccl_ep_comm *comm, void *base, uint64_t bytes, struct reach *reach);
 void unreach_memory(uccl_ep_comm *comm, struct reach *reach);
 uccl_ep_status device_heap_check(uccl_ep_comm *comm);
-uccl_ep_status device_heap_describe(uccl_ep_comm *comm, uccl_ep_memory *memory);
+uccl_ep_status device_memory_describe(uccl_ep_comm *comm, uccl_ep_memory *memory);
+uccl_ep_status device_signals_check(uccl_ep_comm *comm);
+uccl_ep_status device_signals_open(uccl_ep_comm *comm);
+uccl_ep_status device_signals_zero(uccl_ep_comm *comm);
 
 /* device_channel.c: what producers, proxies and kernels share; channels that kernels post to */
 uccl_ep_status shared_open(uccl_ep_comm *comm);

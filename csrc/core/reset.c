@@ -141,7 +141,10 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
         }
         if (status == UCCL_EP_OK) {
             failures_clear(comm);
-            if (!FAULT(words_kept)) memset(comm->signal_words, 0, comm->signal_bytes);
+            if (comm->device_signals)
+                status = device_signals_zero(comm);
+            else if (!FAULT(words_kept))
+                memset(comm->signal_words, 0, comm->signal_bytes);
         }
         status = exchange(comm, bootstrap, "reset connect", status, NULL, 0, NULL);
     }

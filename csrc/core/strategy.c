@@ -131,6 +131,8 @@ static void missing(const uccl_ep_comm *comm, const promised *all, const struct 
             say(l, "to take an immediate of each of %u ranks at a time (it takes %u)", comm->size,
                 all->caps.max_receives);
     }
+    if (s->adder == ADDER_TARGET && comm->config.signals_kind != UCCL_EP_MEMORY_HOST)
+        say(l, "signals in host memory, since the target's CPU adds them");
     if (s->needs & NEEDS_ONE_WRITER && all->caps.write_alignment > sizeof(uint64_t))
         say(l, "writes of 8 bytes (they are multiples of %u)", all->caps.write_alignment);
     if (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER))
@@ -189,7 +191,8 @@ static void blame(const uccl_ep_comm *comm, const promised *all, const promised 
         if (!lacking++) first = rank, of_first = l;
     }
     while (other + 1 < comm->size && raise_by(&each[other]) == raise_by(&each[0])) other++;
-    if (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER))
+    const bool by_cpu = s->adder == ADDER_TARGET && comm->config.signals_kind != UCCL_EP_MEMORY_HOST;
+    if (by_cpu || (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER)))
         snprintf(text, bytes, "it needs %s", lacks.text);
     else if (lacking == comm->size)
         snprintf(text, bytes, "the NIC lacks %s", lacks.text);

@@ -176,6 +176,10 @@ uccl_ep_status uccl_ep_read_signal(uccl_ep_comm *comm, uint32_t slot, uint64_t *
     if (status != UCCL_EP_OK) return status;
     if (!value || slot >= comm->config.signals)
         return fail_local(UCCL_EP_E_RANGE, "SIG-1", "slot %u of %u signals", slot, comm->config.signals);
+    if (UNLIKELY(!comm->signal_words))
+        return fail_local(UCCL_EP_E_UNSUPPORTED, "MEM-3",
+                          "the signal words lie in device memory, which the CPU does not read: have a kernel wait "
+                          "(device.h), or take signals in host memory");
     *value = signal_value(comm, slot);
     return UCCL_EP_OK;
 }

@@ -42,7 +42,7 @@ extern "C" {
 #define UCCL_EP_BACKEND_ABI_MAJOR 1u
 /* 1.1 added the promises from READ_FLUSHES on, OPERATION_VISIBLE, caps.adding_nics and
  * endpoint_config.receives_peer. 1.2 added host.accelerator and host.gpu, emulated device memory, FLUSH_LOCAL and
- * caps.max_receives. 1.3 added peer_address and host.gpu_info. */
+ * caps.max_receives. 1.3 added peer_address, host.gpu_info and DEVICE_SIGNALS. */
 #define UCCL_EP_BACKEND_ABI_MINOR 3u
 #define UCCL_EP_BACKEND_ENTRY "uccl_ep_backend_entry"
 
@@ -121,6 +121,9 @@ typedef enum uccl_ep_completion_level {
 #define UCCL_EP_CAP_IMM_VISIBLE (1ull << 21)
 #define UCCL_EP_CAP_EMULATED_MEMORY (1ull << 22) /* as CUDA_MEMORY, of the CPU emulation */
 #define UCCL_EP_CAP_FLUSH_LOCAL (1ull << 23)     /* flush_local() works on this device */
+/* The words may lie in device memory of a kind that it registers, where the heap lies: adds and writes reach them
+ * there, and payload and words are then strictly in order, as SIGNALS_STRICT says. */
+#define UCCL_EP_CAP_DEVICE_SIGNALS (1ull << 24)
 
 typedef struct uccl_ep_caps {
     uint32_t size;

@@ -156,6 +156,9 @@ typedef struct uccl_ep_config {
     uint32_t accelerator_device; /* its index [0] */
     /* Channels 0 .. device_channels - 1 are posted to by kernels (uccl_ep_comm_device), the others by the host [0] */
     uint32_t device_channels;
+    /* uccl_ep_memory_kind of the signal words: of a heap in device memory (MEM-3), where kernels alone read them, and
+     * no CPU adds to them; or host [host] */
+    uint32_t signals_kind;
 } uccl_ep_config;
 
 #define UCCL_EP_CONFIG_HUGE_PAGES_ON (1u << 0) /* or fail [where the machine has them to spare] */
@@ -185,7 +188,7 @@ typedef struct uccl_ep_comm_info {
     uint32_t backend_abi; /* major << 16 | minor that the backend needs */
     uint64_t heap_bytes;
     void *heap;                   /* CPU pointer, or device pointer */
-    const uint64_t *signal_words; /* see signal_banks; read with acquire */
+    const uint64_t *signal_words; /* see signal_banks; read with acquire; NULL: in device memory */
     char backend[64], backend_version[64];
     char strategy_reason[256];  /* why this one */
     char library[256];          /* path of the backend */

@@ -35,7 +35,7 @@ struct uccl_ep_device {
         uint64_t bytes;
     } region[UCCL_EP_REGIONS], remote[RANKS][UCCL_EP_REGIONS];
     uint64_t any_order, atomic_order, lazy, room, again, poison, stall, twice, max_message, adds, imm, align, seed;
-    uint64_t device, dmabuf;
+    uint64_t device, dmabuf, device_signals;
 };
 
 struct uccl_ep_endpoint {
@@ -69,6 +69,8 @@ static void promises(const uccl_ep_device *d, uccl_ep_caps *caps) {
     if (d && !d->adds) caps->flags &= ~(uint64_t)UCCL_EP_CAP_ATOMIC_ADD64;
     if (d && d->device) caps->flags |= UCCL_EP_CAP_EMULATED_MEMORY;
     if (d && d->dmabuf) caps->flags |= UCCL_EP_CAP_DMABUF;
+    if (d && d->device_signals)
+        caps->flags = (caps->flags & ~(uint64_t)UCCL_EP_CAP_SIGNALS_STRICT) | UCCL_EP_CAP_DEVICE_SIGNALS;
     if (d && d->imm) caps->flags |= UCCL_EP_CAP_IMM_VISIBLE;
     caps->immediate_bits = d ? (uint32_t)d->imm : 0;
     caps->write_alignment = d ? (uint32_t)d->align : 0;
@@ -116,6 +118,7 @@ static uccl_ep_status device_open(const uccl_ep_host *host, const char *name, co
                 {"align", &d->align},
                 {"device", &d->device},
                 {"dmabuf", &d->dmabuf},
+                {"device_signals", &d->device_signals},
                 {"seed", &d->seed}};
     char copy[256];
     snprintf(copy, sizeof copy, "%s", options);

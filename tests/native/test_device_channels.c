@@ -582,18 +582,20 @@ static uccl_ep_status create_alone(const uccl_ep_config *config, uccl_ep_comm **
 }
 
 static void test_failing_calls(void) {
-    static const char *const options[] = {"seed=1", "device=1,seed=1", "dmabuf=1,seed=1"};
+    static const char *const options[] = {"seed=1", "device=1,seed=1", "dmabuf=1,seed=1",
+                                          "dmabuf=1,device_signals=1,seed=1"};
     const uccl_ep_accelerator *emulation = &watched->table;
     uccl_ep_gpu *gpu;
     OK(emulation->open(0, &gpu));
     void *memory;
     OK(emulation->device_alloc(gpu, 2 * HEAP, &memory));
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 4; i++) {
         uccl_ep_config config = base_config(options[i]);
         if (i) {
             config.heap = (char *)memory + 4096;
             config.heap_kind = UCCL_EP_MEMORY_EMULATED;
         }
+        if (i == 3) config.signals_kind = UCCL_EP_MEMORY_EMULATED;
         uccl_ep_status status = UCCL_EP_E_SYSTEM;
         uint64_t fails = 0;
         while (status != UCCL_EP_OK) {
@@ -838,6 +840,101 @@ static void test_heaps(void) {
     unsetenv("UCCL_EP_EMULATION");
 }
 
+/* ------------------------------------------------------------------------------------------- signals in device memory
+ */
+
+struct signals_case {
+    const char *options;
+    uint32_t asked, expected;
+};
+
+static void device_signals_rank(thread_rank *r, void *argument) {
+    const struct signals_case *s = argument;
+    const uccl_ep_accelerator *emulation = &watched->table;
+    uccl_ep_gpu *gpu = NULL;
+    void *heap = NULL, *base = NULL;
+    uint64_t bytes = 0;
+    OK(emulation->open(0, &gpu));
+    OK(emulation->device_alloc(gpu, HEAP, &heap));
+    uccl_ep_config config = base_config(s->options);
+    config.heap = heap;
+    config.heap_kind = config.signals_kind = UCCL_EP_MEMORY_EMULATED;
+    config.strategy = s->asked;
+    config.flags |= s->asked == UCCL_EP_STRATEGY_SENDER_HOLD_SUM ? UCCL_EP_CONFIG_SINGLE_WRITER : 0;
+    uccl_ep_device_comm device;
+    uccl_ep_comm *comm = open_comm(r, &config, &device);
+    uccl_ep_comm_info info = {.size_of_struct = sizeof info};
+    OK(uccl_ep_comm_query(comm, &info));
+    CHECK_EQ(info.strategy, s->expected);
+    CHECK(!info.signal_words, "words that the CPU does not read");
+    OK(emulation->allocation(gpu, device.signal_words, &base, &bytes));
+    CHECK(base == (const void *)device.signal_words && bytes >= info.signals * sizeof(uint64_t),
+          "not in device memory");
+    const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
+    const uint32_t peer = 1 - r->rank;
+    for (uint64_t epoch = 1; epoch <= 3; epoch++) {
+        memset(heap, 40 + (int)(r->rank + 2 * epoch), 64);
+        for (int i = 0; i < 20; i++) {
+            kernel_post(&device, 0, put_to(peer, 0, HEAP / 2, 64));
+            kernel_post(&device, 0, signal_to(peer, 1, 1));
+        }
+        kernel_wait_signal(&device, 1, 20);
+        for (uint32_t i = 0; i < 64; i++) CHECK_EQ(((char *)heap)[HEAP / 2 + i], 40 + peer + 2 * epoch);
+        OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, DEFAULT));
+        CHECK_EQ(kernel_signal(&device, 1), 20);
+        /* The host says so, at once. */
+        uint64_t value = 0;
+        EXPECT(uccl_ep_read_signal(comm, 1, &value), UCCL_EP_E_UNSUPPORTED);
+        CHECK_TEXT("have a kernel wait");
+        EXPECT(uccl_ep_wait_signal(comm, 1, 1, UCCL_EP_ANY_RANK, DEFAULT, &value), UCCL_EP_E_UNSUPPORTED);
+        CHECK_TEXT("signals in host memory");
+        thread_barrier(r);
+        OK(uccl_ep_reset(comm, &bootstrap));
+        CHECK_EQ(kernel_signal(&device, 1), 0);
+        thread_barrier(r);
+    }
+    uccl_ep_comm_destroy(comm);
+    emulation->device_free(gpu, heap);
+    emulation->close(gpu);
+}
+
+static void test_device_signals(void) {
+    static const struct signals_case cases[] = {
+        {"device=1,device_signals=1,atomic_order=1,lazy=3,seed=1", UCCL_EP_STRATEGY_AUTO,
+         UCCL_EP_STRATEGY_ORDERED_ATOMIC},
+        {"dmabuf=1,device_signals=1,any_order=1,lazy=3,seed=2", UCCL_EP_STRATEGY_AUTO, UCCL_EP_STRATEGY_SENDER_HOLD},
+        {"device=1,device_signals=1,adds=0,lazy=3,seed=3", UCCL_EP_STRATEGY_SENDER_HOLD_SUM,
+         UCCL_EP_STRATEGY_SENDER_HOLD_SUM},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run_ranks(2, device_signals_rank, (void *)(uintptr_t)&cases[i]);
+        CHECK_EQ(watched->opened | watched->memory | watched->host, 0);
+    }
+    /* What cannot be, and what to do. */
+    const uccl_ep_accelerator *emulation = &watched->table;
+    uccl_ep_gpu *gpu;
+    void *heap;
+    OK(emulation->open(0, &gpu));
+    OK(emulation->device_alloc(gpu, HEAP, &heap));
+    uccl_ep_config config = base_config("device=1,seed=1");
+    config.signals_kind = UCCL_EP_MEMORY_EMULATED;
+    refused(&config, UCCL_EP_E_INVALID, "lie beside a heap there");
+    config.heap = heap;
+    config.heap_kind = UCCL_EP_MEMORY_EMULATED;
+    refused(&config, UCCL_EP_E_CAPABILITY, "take signals in host memory");
+    config.backend_options = "device=1,device_signals=1,adds=0,seed=1";
+    refused(&config, UCCL_EP_E_CAPABILITY, "it needs signals in host memory, since the target's CPU adds them");
+    config.backend_options = "device=1,device_signals=1,seed=1";
+    config.strategy = UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX;
+    refused(&config, UCCL_EP_E_CAPABILITY, "it needs signals in host memory");
+    config.strategy = UCCL_EP_STRATEGY_AUTO;
+    config.signals_kind = UCCL_EP_MEMORY_CUDA;
+    refused(&config, UCCL_EP_E_INVALID, "of the same kind");
+    emulation->device_free(gpu, heap);
+    emulation->close(gpu);
+    CHECK_EQ(watched->opened | watched->memory | watched->host, 0);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 300);
     void *library = dlopen(BALANCE, RTLD_NOW | RTLD_LOCAL);
@@ -863,5 +960,6 @@ int main(int argc, char **argv) {
     test_failing_calls();
     test_refusals();
     test_heaps();
+    test_device_signals();
     return test_end();
 }

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from uccl_ep import Communicator, Op, SingleProcess, errors, paths
+from uccl_ep import Communicator, Op, SingleProcess, accel, errors, paths
 from uccl_ep._native import ffi, lib
 
 NOOP = paths.library_dir() / "libuccl_ep_backend_noop.so"
@@ -288,3 +288,16 @@ def test_device_memory_that_the_nic_cannot_have(device_memory: tuple[int, int]) 
         given(
             (address, nbytes, "device"), accelerator=SimpleNamespace(kind="cuda", device=0, library=Emulation.library)
         )
+
+
+def test_signals_in_device_memory_are_for_nics_that_add_there() -> None:
+    """The shm backend's adds are the CPU's; what else cannot be is said before a NIC is opened."""
+    with accel.open("cpu") as gpu, gpu.alloc(4096) as heap:
+        with pytest.raises(errors.CapabilityError, match="take signals in host memory"):
+            Communicator(SingleProcess(), heap=heap, accelerator=gpu, signals_memory="device")
+        with pytest.raises(errors.CommandError, match="lie beside a heap there"):
+            Communicator(SingleProcess(), heap_bytes=4096, accelerator=gpu, signals_memory="device")
+        with pytest.raises(errors.CommandError, match="host or device"):
+            Communicator(SingleProcess(), heap=heap, accelerator=gpu, signals_memory="gpu")
+    with pytest.raises(errors.CommandError, match="need accelerator="):
+        Communicator(SingleProcess(), heap_bytes=4096, signals_memory="device")

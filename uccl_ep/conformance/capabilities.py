@@ -31,6 +31,7 @@ FLAGS: tuple[tuple[int, str, str], ...] = (
     (21, "imm_visible", "behind an immediate its own bytes are visible"),
     (22, "emulated_memory", "registers memory of the emulated accelerator"),
     (23, "flush_local", "a target can make what has arrived visible"),
+    (24, "device_signals", "adds to words in device memory, in order behind what it writes there"),
 )
 LIMITS = (
     "max_message_bytes",

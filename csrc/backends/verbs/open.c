@@ -67,6 +67,8 @@ static uint64_t gpu_promises(const verbs_library *library, const verbs_options *
         break;
     }
     if (options->dmabuf && library->ibv_reg_dmabuf_mr) flags |= UCCL_EP_CAP_DMABUF;
+    if (flags & UCCL_EP_CAP_SIGNALS_STRICT && gpu->writes_ordering != UCCL_EP_WRITES_UNORDERED)
+        flags |= UCCL_EP_CAP_DEVICE_SIGNALS; /* in one device they are in order again */
     if (gpu->memory_kind != UCCL_EP_MEMORY_EMULATED) flags &= ~(uint64_t)UCCL_EP_CAP_SIGNALS_STRICT;
     if (gpu->writes_ordering == UCCL_EP_WRITES_UNORDERED) {
         flags &= ~(uint64_t)(UCCL_EP_CAP_IMM_VISIBLE | UCCL_EP_CAP_READ_FLUSHES | UCCL_EP_CAP_SIGNALS_STRICT);
