@@ -353,6 +353,19 @@ static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
 
 /* ----------------------------------------------------------------------------------------------------------- create */
 
+/* Who the NIC is, for records and scorecards: as it says, else the device of that name, or the first usable one. */
+static void device_identify(uccl_ep_comm *comm) {
+    const char *name = comm->config.device;
+    for (uint32_t i = 0; i < 1024; i++) {
+        uccl_ep_device_info info;
+        const bool told = comm->backend->opened;
+        if (device_describe(comm->backend, &comm->host, told ? comm->device : NULL, i, &info) != UCCL_EP_OK) break;
+        if (!told && (name ? strncmp(info.name, name, sizeof info.name) : info.unusable[0])) continue;
+        comm->device_info = info;
+        break;
+    }
+}
+
 static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config, const uccl_ep_bootstrap *bootstrap) {
     uccl_ep_status status = config_fill(comm, config, bootstrap);
     if (status != UCCL_EP_OK) return status;
@@ -373,14 +386,7 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
         return backend_failed(comm, status, "MEM-1", "opening the NIC");
     }
     if (!comm->device) return backend_gave(comm, "no device");
-    /* Who it is, for records and scorecards: the device of that name, or the first one. */
-    for (uint32_t i = 0; i < 1024; i++) {
-        uccl_ep_device_info info;
-        if (device_query(comm->backend, &comm->host, i, &info) != UCCL_EP_OK) break;
-        if (c->device ? strncmp(info.name, c->device, sizeof info.name) : info.unusable[0]) continue;
-        comm->device_info = info;
-        break;
-    }
+    device_identify(comm);
     comm->device_info.caps = comm->caps;
     config_limits(comm);
     if (comm->caps.max_peers && comm->size > comm->caps.max_peers)

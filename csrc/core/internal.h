@@ -447,9 +447,9 @@ void config_limits(uccl_ep_comm *comm);
 uccl_ep_status backend_load(const char *path, const uccl_ep_backend **backend);
 uccl_ep_status accelerator_load(const char *path, const uccl_ep_accelerator **accelerator);
 void host_init(uccl_ep_host *host, void *context);
-/* Ask for device `index`. What a backend wrote into the texts ends within them. */
-uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *host, uint32_t index,
-                            uccl_ep_device_info *info);
+/* The opened device, or if that is NULL device `index`. What a backend wrote into the texts ends within them. */
+uccl_ep_status device_describe(const uccl_ep_backend *backend, const uccl_ep_host *host, uccl_ep_device *opened,
+                               uint32_t index, uccl_ep_device_info *info);
 
 /* strategy.c */
 /* `all`: what every rank's NIC promises; each: [size], what its own does. */

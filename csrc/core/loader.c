@@ -174,11 +174,11 @@ uccl_ep_status accelerator_load(const char *path, const uccl_ep_accelerator **ac
     return *accelerator ? UCCL_EP_OK : UCCL_EP_E_NO_MEMORY;
 }
 
-uccl_ep_status device_query(const uccl_ep_backend *backend, const uccl_ep_host *host, uint32_t index,
-                            uccl_ep_device_info *info) {
+uccl_ep_status device_describe(const uccl_ep_backend *backend, const uccl_ep_host *host, uccl_ep_device *opened,
+                               uint32_t index, uccl_ep_device_info *info) {
     *info = (uccl_ep_device_info){.size = sizeof *info, .caps.size = sizeof info->caps};
     host_fail_clear();
-    const uccl_ep_status status = backend->query(host, index, info);
+    const uccl_ep_status status = opened ? backend->opened(opened, info) : backend->query(host, index, info);
     info->name[sizeof info->name - 1] = info->vendor[sizeof info->vendor - 1] = 0;
     info->model[sizeof info->model - 1] = info->firmware[sizeof info->firmware - 1] = 0;
     info->address[sizeof info->address - 1] = info->unusable[sizeof info->unusable - 1] = 0;
@@ -199,7 +199,7 @@ uccl_ep_status uccl_ep_backend_probe(const char *path, char *name, char *version
     uint32_t found = 0;
     for (;;) {
         uccl_ep_device_info info;
-        const uccl_ep_status got = device_query(backend, &host, found, &info);
+        const uccl_ep_status got = device_describe(backend, &host, NULL, found, &info);
         if (got == UCCL_EP_E_NO_DEVICE) break;
         if (got != UCCL_EP_OK) {
             const uccl_ep_status reported = fail_local(got, "", "%s cannot list its NICs: %s", path, host_fail_text());

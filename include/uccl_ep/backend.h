@@ -42,7 +42,7 @@ extern "C" {
 #define UCCL_EP_BACKEND_ABI_MAJOR 1u
 /* 1.1 added the promises from READ_FLUSHES on, OPERATION_VISIBLE, caps.adding_nics and
  * endpoint_config.receives_peer. 1.2 added host.accelerator and host.gpu, emulated device memory, FLUSH_LOCAL and
- * caps.max_receives. 1.3 added peer_address, host.gpu_info and DEVICE_SIGNALS. */
+ * caps.max_receives. 1.3 added peer_address, opened, host.gpu_info and DEVICE_SIGNALS. */
 #define UCCL_EP_BACKEND_ABI_MINOR 3u
 #define UCCL_EP_BACKEND_ENTRY "uccl_ep_backend_entry"
 
@@ -351,6 +351,9 @@ typedef struct uccl_ep_backend {
      * used, the same number for all peers. Asked for every peer, the own rank too, before each round of connect(),
      * whose blob is then the peer's address followed by what the peer gave for this rank. */
     uccl_ep_status (*peer_address)(uccl_ep_endpoint *endpoint, uint32_t peer, void *blob, uint32_t *bytes);
+    /* control, optional. Describe the opened device, as query() does, where a name is not enough to find it there: it
+     * was chosen, or is several NICs. */
+    uccl_ep_status (*opened)(uccl_ep_device *device, uccl_ep_device_info *info);
 } uccl_ep_backend;
 
 /* The one symbol that a backend exports. The table lives as long as the library is loaded. Called once, before anything

@@ -54,6 +54,9 @@ static void setting_rank(thread_rank *r, void *argument) {
     uccl_ep_comm_info info = {.size_of_struct = sizeof info};
     OK(uccl_ep_comm_query(comm, &info));
     CHECK(info.strategy == s->chosen, "strategy %u: %s", info.strategy, info.strategy_reason);
+    /* Records name what was opened. */
+    CHECK(!strcmp(info.device.name, s->device[r->rank % 2] ? s->device[r->rank % 2] : "mlx5_0"), "%s",
+          info.device.name);
     exchange_messages(r, comm, info.heap, 1, 1 + test_scaled(40));
     thread_barrier(r);
     uccl_ep_comm_destroy(comm);
@@ -91,6 +94,14 @@ static void test_settings(void) {
          "",
          UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
          UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
+         1},
+        /* The first one that can be used. */
+        {BACKEND("connectx"),
+         "bnxt_re0;mlx5_9,state=1;mlx5_0",
+         {NULL, NULL},
+         "",
+         0,
+         UCCL_EP_STRATEGY_ORDERED_ATOMIC,
          1},
         /* Two NICs a rank: each adds, in words of its own. */
         {BACKEND("connectx"), MLX, {"mlx5_0+mlx5_1", "mlx5_1+mlx5_0"}, "", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 2},
@@ -137,8 +148,9 @@ static void test_settings(void) {
         CHECK_EQ(after.cq_overruns, before.cq_overruns);
         check_nothing_left();
         printf("%s on %s (%s): %" PRIu64 " requests, %" PRIu64 " doorbells, %" PRIu64 " inline\n",
-               strrchr(settings[i].library, '_') + 1, settings[i].device[0], settings[i].options,
-               after.posted - before.posted, after.doorbells - before.doorbells, after.inlined - before.inlined);
+               strrchr(settings[i].library, '_') + 1, settings[i].device[0] ? settings[i].device[0] : "any",
+               settings[i].options, after.posted - before.posted, after.doorbells - before.doorbells,
+               after.inlined - before.inlined);
     }
 }
 

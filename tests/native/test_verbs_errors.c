@@ -131,7 +131,7 @@ struct failure {
     int wc_status;
     uccl_ep_status expected;
     const char *options;
-    uint32_t strategy;
+    uint32_t strategy, inflight; /* 0: as the library has it */
 };
 
 /* All to all, and what is seen is right. `base`: what the words were. */
@@ -156,6 +156,7 @@ static void failure_rank(thread_rank *r, void *argument) {
     const struct failure *f = argument;
     uccl_ep_config config = verbs_config(nics[f->nic].library, nics[f->nic].device[r->rank], f->options);
     config.strategy = f->strategy;
+    config.max_inflight = config.max_inflight_peer = f->inflight;
     if (f->how == HOLD) config.peer_timeout_ns = 2 * SECOND;
     const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
     uccl_ep_comm *comm;
@@ -274,6 +275,8 @@ static void test_losses(void) {
         {.nic = 0, .how = CUT, .expected = UCCL_EP_E_PEER_LOST, .options = "relaxed=1,srq=0"},
         {.nic = 1, .how = CUT, .expected = UCCL_EP_E_PEER_LOST, .options = ""},
         {.nic = 2, .how = CUT, .expected = UCCL_EP_E_PEER_LOST, .options = ""},
+        {.nic = 0, .how = CUT, .expected = UCCL_EP_E_PEER_LOST, .options = "", .inflight = 2},
+        {.nic = 2, .how = CUT, .expected = UCCL_EP_E_PEER_LOST, .options = "", .inflight = 4},
         {.nic = 0, .how = HOLD, .expected = UCCL_EP_E_PEER_LOST, .options = ""},
         {.nic = 2, .how = HOLD, .expected = UCCL_EP_E_PEER_LOST, .options = ""},
         {.nic = 0, .how = KILL, .expected = UCCL_EP_E_PEER_LOST, .options = ""},

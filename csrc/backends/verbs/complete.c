@@ -124,13 +124,14 @@ uccl_ep_status verbs_collect(uccl_ep_endpoint *e) {
         e->found_tail -= e->found_head;
         e->found_head = 0;
     }
-    while (e->found_tail + AT_ONCE <= e->found_room) {
-        const int got = ibv_poll_cq(e->cq, AT_ONCE, wc);
+    /* What waits here, and in the queue, is counted as outstanding, so there is room for all of it. */
+    for (;;) {
+        const uint32_t room = e->found_room - e->found_tail, want = room < AT_ONCE ? room : AT_ONCE;
+        const int got = want ? ibv_poll_cq(e->cq, (int)want, wc) : 0;
         if (got < 0) return broken(e, got);
         for (int i = 0; i < got; i++) e->found_tail += take(e, &wc[i], &e->found[e->found_tail]);
-        if (got < AT_ONCE) break;
+        if ((uint32_t)got < want || !want) return UCCL_EP_OK;
     }
-    return UCCL_EP_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- events */

@@ -207,6 +207,29 @@ void verbs_look(const verbs_library *library, const verbs_options *options, stru
         library->ibv_close_device(opened);
 }
 
+static void tell(const verbs_found *found, uccl_ep_device_info *info) {
+    const bool known = ours(&found->attributes);
+    char text[64];
+    *info = (uccl_ep_device_info){.size = sizeof *info, .numa_node = found->numa_node};
+    memcpy(info->name, found->name, sizeof info->name);
+    memcpy(info->address, found->address, sizeof info->address);
+    memcpy(info->unusable, found->unusable, sizeof info->unusable);
+    snprintf(info->firmware, sizeof info->firmware, "%.63s", found->attributes.fw_ver);
+    if (known) {
+        snprintf(info->vendor, sizeof info->vendor, "%s", verbs_this_vendor.vendor);
+        snprintf(info->model, sizeof info->model, "%s", verbs_model_name(&found->attributes, text));
+    } else {
+        snprintf(info->vendor, sizeof info->vendor, "%#x", found->attributes.vendor_id);
+        snprintf(info->model, sizeof info->model, "part %#x", found->attributes.vendor_part_id);
+    }
+}
+
+static void give(const uccl_ep_device_info *mine, uccl_ep_device_info *info) {
+    const uint32_t size = info->size < sizeof *mine ? info->size : (uint32_t)sizeof *mine;
+    memcpy(info, mine, size);
+    info->size = size;
+}
+
 uccl_ep_status verbs_query(const uccl_ep_host *host, uint32_t index, uccl_ep_device_info *info) {
     verbs_library library;
     verbs_options options;
@@ -229,22 +252,22 @@ uccl_ep_status verbs_query(const uccl_ep_host *host, uint32_t index, uccl_ep_dev
     verbs_look(&library, &options, list[index], &found, NULL);
     library.ibv_free_device_list(list);
 
-    uccl_ep_device_info mine = {.size = sizeof mine, .numa_node = found.numa_node};
-    char text[64];
-    snprintf(mine.name, sizeof mine.name, "%s", found.name);
-    if (ours(&found.attributes))
-        snprintf(mine.vendor, sizeof mine.vendor, "%s", verbs_this_vendor.vendor);
-    else
-        snprintf(mine.vendor, sizeof mine.vendor, "%#x", found.attributes.vendor_id);
-    snprintf(mine.model, sizeof mine.model, "%s",
-             ours(&found.attributes) ? verbs_model_name(&found.attributes, text) : "");
-    if (!mine.model[0]) snprintf(mine.model, sizeof mine.model, "part %#x", found.attributes.vendor_part_id);
-    snprintf(mine.firmware, sizeof mine.firmware, "%.63s", found.attributes.fw_ver);
-    memcpy(mine.address, found.address, sizeof mine.address);
-    memcpy(mine.unusable, found.unusable, sizeof mine.unusable);
+    uccl_ep_device_info mine;
+    tell(&found, &mine);
     if (!found.unusable[0]) verbs_capabilities(&library, &options, &found, 1, host, &mine.caps);
-    const uint32_t size = info->size < sizeof mine ? info->size : (uint32_t)sizeof mine;
-    memcpy(info, &mine, size);
-    info->size = size;
+    give(&mine, info);
+    return UCCL_EP_OK;
+}
+
+/* All of its NICs by their names; the rest is the first one's. */
+uccl_ep_status verbs_opened(uccl_ep_device *d, uccl_ep_device_info *info) {
+    uccl_ep_device_info mine;
+    tell(&d->nic[0].found, &mine);
+    for (uint32_t i = 1; i < d->nics; i++) {
+        const size_t used = strlen(mine.name);
+        snprintf(mine.name + used, sizeof mine.name - used, "+%s", d->nic[i].found.name);
+    }
+    mine.caps = d->caps;
+    give(&mine, info);
     return UCCL_EP_OK;
 }

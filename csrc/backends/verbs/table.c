@@ -31,6 +31,7 @@ __attribute__((visibility("default"))) const uccl_ep_backend *uccl_ep_backend_en
         .events = verbs_events,
         .flush_local = verbs_flush_local,
         .peer_address = verbs_peer_address,
+        .opened = verbs_opened,
     };
     return &table;
 }

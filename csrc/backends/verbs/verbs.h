@@ -286,6 +286,7 @@ uccl_ep_status verbs_fail(const uccl_ep_host *host, uccl_ep_status status, int32
 uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, const char *options,
                                  uccl_ep_device **device, uccl_ep_caps *caps);
 void verbs_device_close(uccl_ep_device *device);
+uccl_ep_status verbs_opened(uccl_ep_device *device, uccl_ep_device_info *info);
 uccl_ep_status verbs_query(const uccl_ep_host *host, uint32_t index, uccl_ep_device_info *info);
 
 uccl_ep_status verbs_region_register(uccl_ep_device *device, uccl_ep_region region, const uccl_ep_memory *memory);
