@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdbool.h>
+#include <sys/resource.h>
 
 #include "verbs_ranks.h"
 
@@ -76,6 +77,35 @@ static void test_each_call(void) {
         }
         printf("%s: each of %u calls failed once\n", nics[nic].device[0], kth - step);
     }
+}
+
+/* Without descriptors libibverbs finds no device, and never again: it is not asked. */
+static void no_descriptors_rank(thread_rank *r, void *argument) {
+    (void)argument;
+    uccl_ep_config config = verbs_config(nics[0].library, nics[0].device[r->rank], "");
+    const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
+    struct rlimit was, few;
+    uccl_ep_comm *comm;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &was), 0);
+    few = was;
+    few.rlim_cur = 3;
+    OK(uccl_ep_comm_create(&config, &bootstrap, &comm)); /* the libraries are loaded */
+    uccl_ep_comm_destroy(comm);
+    const uint64_t before = fake_stats().calls;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const uccl_ep_status status = uccl_ep_comm_create(&config, &bootstrap, &comm);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
+    CHECK(status == UCCL_EP_E_SYSTEM && strstr(uccl_ep_last_error()->text, "ulimit -n"), "%s: %s",
+          uccl_ep_status_name(status), uccl_ep_last_error()->text);
+    CHECK_EQ(fake_stats().calls, before);
+    OK(uccl_ep_comm_create(&config, &bootstrap, &comm));
+    uccl_ep_comm_destroy(comm);
+}
+
+static void test_descriptors(void) {
+    fake_machine(nics[0].machine);
+    run_ranks(1, no_descriptors_rank, NULL);
+    check_nothing_left();
 }
 
 /* The step of the connection that failed is in the error, and whose. */
@@ -289,6 +319,7 @@ static void test_losses(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv, 240);
+    test_descriptors();
     test_connect_steps();
     test_statuses();
     test_each_call();

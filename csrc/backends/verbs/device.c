@@ -195,7 +195,8 @@ void verbs_look(const verbs_library *library, const verbs_options *options, stru
         const int error = errno;
         snprintf(found->unusable, sizeof found->unusable, "it cannot be opened: %s (errno %d)%s",
                  error ? strerror(error) : "no reason given", error,
-                 error == EACCES || error == EPERM
+                 error == EMFILE || error == ENFILE ? ": raise the limit of open files (ulimit -n)"
+                 : error == EACCES || error == EPERM
                      ? ": this user, or the container, needs /dev/infiniband/uverbs* (a group, --device)"
                      : ": is the provider library of this NIC installed (ibverbs-providers)?");
         return;

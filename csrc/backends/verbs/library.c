@@ -7,10 +7,30 @@
 #include "verbs.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define DEFAULT_LIBRARY "libibverbs.so.1"
+#define DESCRIPTORS 8
+
+/* libibverbs looks for its providers once. If it has no descriptors left for them, it finds no device, then or ever. */
+static uccl_ep_status check_descriptors(const uccl_ep_host *host) {
+    int held[DESCRIPTORS], n = 0, error = 0;
+    while (n < DESCRIPTORS) {
+        held[n] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (held[n] < 0) break;
+        n++;
+    }
+    if (n < DESCRIPTORS) error = errno;
+    while (n) close(held[--n]);
+    if (error != EMFILE && error != ENFILE) return UCCL_EP_OK;
+    return verbs_fail(host, UCCL_EP_E_SYSTEM, error,
+                      "%s (errno %d): a NIC needs %d descriptors; raise the limit of open files (ulimit -n)",
+                      strerror(error), error, DESCRIPTORS);
+}
 
 uccl_ep_status verbs_library_open(const uccl_ep_host *host, const char *path, verbs_library *library) {
     memset(library, 0, sizeof *library);
@@ -20,6 +40,8 @@ uccl_ep_status verbs_library_open(const uccl_ep_host *host, const char *path, ve
         return verbs_fail(host, UCCL_EP_E_INVALID, 0, "library=: a path of %zu bytes at most",
                           sizeof library->path - 1);
     strcpy(library->path, path);
+    const uccl_ep_status status = check_descriptors(host);
+    if (status != UCCL_EP_OK) return status;
     /* Stays loaded: providers start threads and keep pointers of their own. */
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
