@@ -96,8 +96,8 @@ else:
 
 def tried(kind: str, code: str, environment: dict[str, str], name: str, words: str) -> tuple[bool, str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("CODE", code), kind], capture_output=True, text=True, check=False, timeout=60,
-        env={**os.environ, **environment},
+        [sys.executable, "-c", PROGRAM.replace("CODE", code), kind],
+        capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environment},
     )  # fmt: skip
     if done.returncode:
         return False, done.stderr.strip()[-400:]
