@@ -154,8 +154,72 @@ static void test_settings(void) {
     }
 }
 
+/* Many bytes under way, in long lists, where the NIC fails retries and lists above its limits; and adds of any value.
+ */
+static void limits_rank(thread_rank *r, void *argument) {
+    const struct setting *s = argument;
+    uccl_ep_config config = verbs_config(s->library, s->device[r->rank % 2], s->options);
+    config.heap_bytes = 16 << 20;
+    config.proxies = s->proxies;
+    const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
+    uccl_ep_comm *comm;
+    OK(uccl_ep_comm_create(&config, &bootstrap, &comm));
+    uccl_ep_comm_info info = {.size_of_struct = sizeof info};
+    OK(uccl_ep_comm_query(comm, &info));
+    char *heap = info.heap;
+    memset(heap, (int)(0x40 + r->rank), 1 << 20);
+    /* All to rank 0 (incast), large ones and then as many small ones. */
+    for (uint32_t k = 0; k < 8; k++)
+        OK(uccl_ep_put(comm, k % 2, 0, 0, (2 + r->rank * 4ull) << 20, 1 << 20, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    for (uint32_t k = 0; k < 600; k++)
+        OK(uccl_ep_put_signal(comm, k % 2, 0, 0, ((2 + r->rank * 4ull) << 20) + k % 50 * 64, 48, r->rank, 1,
+                              UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    static const uint64_t adds[] = {0x0102030405060708, 1ull << 63, UINT64_MAX, 1};
+    for (size_t k = 0; k < 4; k++) OK(uccl_ep_signal(comm, 0, 0, 9, adds[k], UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+    thread_barrier(r);
+    if (r->rank == 0) {
+        uint64_t word;
+        for (uint32_t rank = 0; rank < RANKS; rank++) {
+            OK(uccl_ep_read_signal(comm, rank, &word));
+            CHECK_EQ(word, 600);
+            for (uint32_t i = 0; i < 1 << 20; i += 61)
+                CHECK_EQ(heap[((2 + rank * 4ull) << 20) + i], (char)(0x40 + rank));
+        }
+        OK(uccl_ep_read_signal(comm, 9, &word));
+        CHECK_EQ(word, RANKS * (adds[0] + adds[1] + adds[2] + adds[3]));
+    }
+    thread_barrier(r);
+    uccl_ep_comm_destroy(comm);
+}
+
+static void test_limits(void) {
+    static const struct setting settings[] = {
+        {BACKEND("thor"),
+         "bnxt_re0,inflight=1572864,max_post=64;bnxt_re1,inflight=1572864,max_post=64",
+         {"bnxt_re0", "bnxt_re1"},
+         "",
+         0,
+         0,
+         1},
+        {BACKEND("pollara"), "ionic_0,inflight=2097152;ionic_1,inflight=2097152", {"ionic_0", "ionic_1"}, "", 0, 0, 1},
+        {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "", 0, 0, 2},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        fake_machine(settings[i].devices);
+        run_ranks(RANKS, limits_rank, (void *)&settings[i]);
+        const fake_ibverbs_stats s = fake_stats();
+        check_nothing_left();
+        CHECK_EQ(s.rnr_naks, 0);
+        CHECK_EQ(s.cq_overruns, 0);
+        printf("%s: at most %" PRIu64 " bytes in flight on a NIC, %" PRIu64 " requests of a doorbell\n",
+               settings[i].device[0], s.inflight_peak, s.longest_batch);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 120);
     test_settings();
+    test_limits();
     return test_end();
 }
