@@ -80,6 +80,20 @@ def test_vendors_stay_out_of_the_core() -> None:
     assert not guilty
 
 
+@pytest.mark.required_in_ci
+def test_what_verbs_vendors_share_is_shared() -> None:
+    """Their folders together are smaller than what is common, and none has an #if for a vendor."""
+    shared = sum(map(lines, tracked("csrc/backends/verbs/*.[ch]")))
+    own = tracked("csrc/backends/connectx/*.[ch]", "csrc/backends/thor/*.[ch]", "csrc/backends/pollara/*.[ch]")
+    assert len(own) >= 3
+    assert sum(map(lines, own)) < shared
+    condition = re.compile(r"^\s*#\s*(if|elif|ifdef|ifndef)\b(?!.*(_H|_GNU_SOURCE)\b)", re.M)
+    guilty = [
+        name for name in [*own, *tracked("csrc/backends/verbs/*")] if condition.search((CHECKOUT / name).read_text())
+    ]
+    assert not guilty
+
+
 def head(name: str) -> str:
     return "\n".join((CHECKOUT / name).read_text().splitlines()[:3])
 
