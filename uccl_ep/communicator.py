@@ -246,6 +246,7 @@ class Communicator:
         accelerator: Accelerator | None = None,
         device_channels: int = 0,
         signals_memory: str = "host",
+        staging: str = "auto",
         backend: str | Path = "shm",
         device: str | None = None,
         backend_options: Mapping[str, str] | str = "",
@@ -279,6 +280,8 @@ class Communicator:
         `accelerator`: whose kernels post to channels 0 .. device_channels - 1, and wait (device()).
         `signals_memory`: "device" has the signal words beside a heap in device memory, where kernels alone read them;
         for NICs that add to them there, in order behind the payload (MEM-3).
+        `staging`: may a heap in device memory go through host memory: "auto", where the NIC does not reach it, "on" or
+        "off" (docs/accelerators.md); info.staged says whether it does.
         `driver`: who runs the proxies and owns the clock, whatever `progress` says.
         """
         self._bootstrap = bootstrap
@@ -325,6 +328,7 @@ class Communicator:
                 "ring_log2": ring_log2,
                 "granularity": granularity,
                 "proxies": proxies,
+                "staging": _enum_value("uccl_ep_staging", "UCCL_EP_STAGING_", staging, "staging"),
                 "strategy": _enum_value("uccl_ep_strategy", "UCCL_EP_STRATEGY_", strategy, "strategy"),
                 "progress": _enum_value("uccl_ep_progress_mode", "UCCL_EP_PROGRESS_", progress, "progress mode"),
                 "max_inflight_peer": max_inflight_peer,

@@ -74,6 +74,8 @@ class CommInfo:
     signal_banks: int  # of a signal word: read_signal() gives the sum over them
     window: int  # strategies with a mailbox: operations outstanding to a peer at most; others: 0
     heap_kind: str  # "host", "cuda", "rocm" or "emulated"
+    staged: bool  # a heap in device memory that goes through host memory
+    staged_reason: str  # and why
     accelerator: str  # "cuda", "hip", "emulation" or ""
     device_channels: int  # channels 0 .. device_channels - 1 are posted to by kernels
     backend: str
@@ -146,6 +148,7 @@ def comm_from(struct: Any) -> CommInfo:
     values.update(
         strategy=strategy_name(struct.strategy),
         heap_kind=_native.enum_names("uccl_ep_memory_kind", "UCCL_EP_MEMORY_")[struct.heap_kind].lower(),
+        staged=bool(struct.staged),
         backend_abi=version_pair(struct.backend_abi),
         library=Path(values["library"]),
         device=device_from(struct.device),

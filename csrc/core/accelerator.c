@@ -101,27 +101,40 @@ static uccl_ep_status allocation_of(uccl_ep_comm *comm, void *memory, void **bas
                               memory == comm->config.heap ? "looking at the heap" : "looking at the signal words");
 }
 
-/* Before it is registered: is it what the caller says, and can the NIC have it? */
+/* Why the NIC cannot have the heap where it lies; empty: it can. */
+static void out_of_reach(const uccl_ep_comm *comm, char *why, size_t bytes) {
+    const uccl_ep_config *c = &comm->config;
+    const uint64_t flags = comm->caps.flags;
+    const char *nic = comm->device_info.name, *kind = kinds[c->heap_kind].name;
+    why[0] = 0;
+    if (flags & kinds[c->heap_kind].promise) return;
+    if (!(flags & UCCL_EP_CAP_DMABUF))
+        snprintf(why, bytes, "%.40s of the backend %.20s registers no %s memory, nor dmabuf", nic, comm->backend->name,
+                 kind);
+    else if (!c->heap_dmabuf_fd && !comm->gpu_info.dmabuf)
+        snprintf(
+            why, bytes,
+            "%.40s takes %s memory as a dmabuf alone, and the driver of %.30s exports none (a newer one, or its open "
+            "kernel modules, may; or give heap_dmabuf_fd)",
+            nic, kind, comm->gpu_info.name);
+}
+
+/* Before it is registered: is it what the caller says, and can the NIC have it, or must it be staged? */
 uccl_ep_status device_heap_check(uccl_ep_comm *comm) {
     const uccl_ep_config *c = &comm->config;
     if (c->heap_kind == UCCL_EP_MEMORY_HOST) return UCCL_EP_OK;
     if (comm->gpu_info.memory_kind != c->heap_kind)
         return fail_local(UCCL_EP_E_INVALID, "MEM-1", "a heap of %s memory, and the accelerator %s has %s memory",
                           kind_name(c->heap_kind), comm->accelerator->name, kind_name(comm->gpu_info.memory_kind));
-    const uint64_t flags = comm->caps.flags, promise = kinds[c->heap_kind].promise;
-    if (!(flags & promise)) {
-        const char *nic = comm->device_info.name;
-        if (!(flags & UCCL_EP_CAP_DMABUF))
-            return fail_local(UCCL_EP_E_CAPABILITY, "MEM-1",
-                              "%s of the backend %s registers no %s memory, nor dmabuf: take a heap in host memory, or "
-                              "a NIC that does (uccl-ep devices)",
-                              nic, comm->backend->name, kinds[c->heap_kind].name);
-        if (!c->heap_dmabuf_fd && !comm->gpu_info.dmabuf)
-            return fail_local(UCCL_EP_E_CAPABILITY, "MEM-1",
-                              "%s takes %s memory as a dmabuf alone, and the driver of %s exports none: a newer driver "
-                              "(or its open kernel modules) does; or give heap_dmabuf_fd, or a heap in host memory",
-                              nic, kinds[c->heap_kind].name, comm->gpu_info.name);
-    }
+    char why[sizeof comm->staged_reason];
+    out_of_reach(comm, why, sizeof why);
+    if (why[0] && c->staging == UCCL_EP_STAGING_OFF)
+        return fail_local(UCCL_EP_E_CAPABILITY, "MEM-1",
+                          "%s; and staging is off: let it be auto, or take a heap in host memory, or a NIC that does "
+                          "(uccl-ep devices)",
+                          why);
+    if (c->staging == UCCL_EP_STAGING_ON && !why[0]) snprintf(why, sizeof why, "asked for");
+    memcpy(comm->staged_reason, why, sizeof why); /* empty: this rank does not want it */
     void *base = NULL;
     uint64_t bytes = 0;
     const uccl_ep_status status = allocation_of(comm, c->heap, &base, &bytes);

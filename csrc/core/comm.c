@@ -20,7 +20,8 @@ typedef struct hello {
     uint64_t first_sequence;
     uint32_t signals, channels, ring_log2, granularity, proxies, strategy, heap_kind, backend_abi, single_writer,
         signals_kind;
-    uint32_t functions; /* HAS_* */
+    uint32_t functions;       /* HAS_* */
+    uint32_t staging, stages; /* the setting; this rank wants it */
     char backend[64];
     uccl_ep_caps caps;
 } hello;
@@ -40,6 +41,7 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
     SAME(proxies, "proxies")
     SAME(granularity, "granularity")
     SAME(single_writer, "single_writer")
+    SAME(staging, "staging")
     /* Which strategies can be follows from it. */
     if (!mine->signals_kind != !other->signals_kind)
         return fail_local(UCCL_EP_E_BOOTSTRAP, "MEM-3",
@@ -61,6 +63,30 @@ static uccl_ep_status same(const hello *mine, const hello *other, uint32_t my_ra
             "the NIC of rank %u writes at multiples of %u bytes, and commands come at a granularity of %u", rank,
             alignment, mine->granularity);
     return UCCL_EP_OK;
+}
+
+/* One rank's wish is enough: a put needs both ends. */
+static uccl_ep_status agree_on_staging(uccl_ep_comm *comm, const hello *all) {
+    uint32_t first = 0;
+    while (first < comm->size && !all[first].stages) first++;
+    if (first == comm->size) return UCCL_EP_OK;
+    for (uint32_t rank = 0; rank < comm->size; rank++)
+        if (all[rank].heap_kind == UCCL_EP_MEMORY_HOST)
+            return fail_local(UCCL_EP_E_CAPABILITY, "MEM-1",
+                              "the heap of rank %u is staged through host memory, and that of rank %u lies there: take "
+                              "heaps of one kind on all ranks",
+                              first, rank);
+    if (!comm->staged_reason[0]) snprintf(comm->staged_reason, sizeof comm->staged_reason, "rank %u needs it", first);
+    comm->staged = true;
+    return UCCL_EP_OK;
+}
+
+static void tell_of_staging(const uccl_ep_comm *comm) {
+    const uccl_ep_config *c = &comm->config;
+    if (!comm->staged || !c->log) return;
+    char text[sizeof comm->staged_reason + 80];
+    snprintf(text, sizeof text, "the heap in device memory is staged through host memory: %s", comm->staged_reason);
+    c->log(c->log_context, UCCL_EP_LOG_INFO, text);
 }
 
 static uint64_t smaller_of(uint64_t a, uint64_t b) {
@@ -155,9 +181,9 @@ static uccl_ep_status register_region(uccl_ep_comm *comm, uccl_ep_region region,
                           (unsigned long long)bytes, comm->device_info.name,
                           (unsigned long long)comm->caps.max_region_bytes);
     if (region == UCCL_EP_REGION_HEAP) {
-        memory.kind = comm->config.heap_kind;
+        memory.kind = comm->staged ? UCCL_EP_MEMORY_HOST : comm->config.heap_kind;
         memory.access = UCCL_EP_ACCESS_LOCAL_READ | UCCL_EP_ACCESS_REMOTE_WRITE;
-        if (comm->config.heap_dmabuf_fd) memory.dmabuf_fd = comm->config.heap_dmabuf_fd - 1;
+        if (comm->config.heap_dmabuf_fd && !comm->staged) memory.dmabuf_fd = comm->config.heap_dmabuf_fd - 1;
         const uccl_ep_status described = device_memory_describe(comm, &memory);
         if (described != UCCL_EP_OK) return described;
         if (comm->raise == RAISE_READ) memory.access |= UCCL_EP_ACCESS_REMOTE_READ;
@@ -284,8 +310,8 @@ static void configure_proxy(uccl_ep_comm *comm, struct proxy *p) {
     p->return_flags = agreed->completion_level == UCCL_EP_COMPLETION_TRANSMITTED ? UCCL_EP_OPERATION_VISIBLE : 0;
     p->signal_flags = p->put_flags;
     if (comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC) p->signal_flags |= UCCL_EP_OPERATION_FENCE;
-    p->dresses = p->signal_flags || p->bank_offset; /* which have those of puts */
-    p->merge = !(config->flags & UCCL_EP_CONFIG_NO_MERGE);
+    p->dresses = p->signal_flags || p->bank_offset || comm->staged;         /* which have those of puts */
+    p->merge = !(config->flags & UCCL_EP_CONFIG_NO_MERGE) && !comm->staged; /* each has a record */
     /* A number that is missing, or a failed fence, holds up all that comes behind it to that peer. */
     const bool stops = agreed->flags & UCCL_EP_CAP_ERROR_STOPS;
     p->error_stops = stops || p->sequenced || comm->strategy == UCCL_EP_STRATEGY_FENCED_ATOMIC;
@@ -328,7 +354,7 @@ static uccl_ep_status open_links(uccl_ep_comm *comm, struct proxy *p) {
         if (!p->sums) return fail_local(UCCL_EP_E_NO_MEMORY, "", "no memory for the sums of proxy %u", p->index);
     }
     mailbox_open(comm, p);
-    return UCCL_EP_OK;
+    return comm->staged ? staging_open(comm, p) : UCCL_EP_OK;
 }
 
 static uccl_ep_status open_endpoint(uccl_ep_comm *comm, struct proxy *p) {
@@ -444,6 +470,8 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
                   .strategy = c->strategy,
                   .heap_kind = c->heap_kind,
                   .signals_kind = c->signals_kind,
+                  .staging = c->staging,
+                  .stages = comm->staged_reason[0] != 0,
                   .single_writer = (c->flags & UCCL_EP_CONFIG_SINGLE_WRITER) != 0,
                   .caps = comm->caps};
     if (so_far == UCCL_EP_OK) {
@@ -467,6 +495,7 @@ static uccl_ep_status say_hello(uccl_ep_comm *comm, const uccl_ep_bootstrap *boo
             comm->agreed.functions &= all[rank].functions;
         }
         /* Everybody compared the same things, so everybody comes to the same answer here: no exchange is owed. */
+        if (status == UCCL_EP_OK) status = agree_on_staging(comm, all);
         if (status == UCCL_EP_OK) status = strategy_choose(comm, &comm->agreed, each);
     }
     free(each);
@@ -490,8 +519,14 @@ static uccl_ep_status open_agreed(uccl_ep_comm *comm) {
     }
     if (status == UCCL_EP_OK && c->heap_kind == UCCL_EP_MEMORY_HOST)
         status = reach_memory(comm, c->heap, c->heap_bytes, &comm->heap_reach);
+    if (status == UCCL_EP_OK && comm->staged) {
+        status = allocate(comm, page_up(2 * c->heap_bytes), &comm->mirror);
+        if (status == UCCL_EP_OK) status = reach_memory(comm, comm->mirror, 2 * c->heap_bytes, &comm->heap_reach);
+    }
     if (status != UCCL_EP_OK) return status;
-    if ((status = register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes)) != UCCL_EP_OK) return status;
+    status = comm->staged ? register_region(comm, UCCL_EP_REGION_HEAP, comm->mirror, 2 * c->heap_bytes)
+                          : register_region(comm, UCCL_EP_REGION_HEAP, c->heap, c->heap_bytes);
+    if (status != UCCL_EP_OK) return status;
     status = register_region(comm, UCCL_EP_REGION_SIGNALS, words, comm->signal_bytes);
     comm->mailbox_bytes = page_up(mailbox_bytes(comm));
     if (status == UCCL_EP_OK && comm->mailbox_bytes) {
@@ -513,6 +548,7 @@ static void close_nic(uccl_ep_comm *comm) {
     for (uint32_t i = 0; comm->proxies && i < comm->config.proxies; i++) {
         if (comm->proxies[i].endpoint) comm->backend->endpoint_close(comm->proxies[i].endpoint);
         comm->proxies[i].endpoint = NULL;
+        staging_close(&comm->proxies[i]);
     }
     if (!comm->device) return;
     unreach_memory(comm, &comm->heap_reach);
@@ -524,6 +560,7 @@ static void close_nic(uccl_ep_comm *comm) {
     if (comm->device_signals) comm->accelerator->device_free(comm->gpu, comm->device_signals);
     comm->device_signals = NULL;
     release(comm, comm->mailbox, comm->mailbox_bytes);
+    release(comm, comm->mirror, page_up(2 * comm->config.heap_bytes));
     comm->backend->device_close(comm->device);
     comm->device = NULL;
 }
@@ -631,6 +668,7 @@ uccl_ep_status uccl_ep_comm_create(const uccl_ep_config *config, const uccl_ep_b
         last_error_slot()->rank = bootstrap->rank;
         return status;
     }
+    tell_of_staging(comm);
     *out = comm;
     return UCCL_EP_OK;
 }

@@ -157,6 +157,7 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
             "take signals in host memory");
     if (c->strategy > UCCL_EP_STRATEGY_SENDER_HOLD_SUM)
         return fail_local(UCCL_EP_E_INVALID, "", "strategy %u is unknown", c->strategy);
+    if (c->staging > UCCL_EP_STAGING_ON) return fail_local(UCCL_EP_E_INVALID, "", "staging %u is unknown", c->staging);
     if (c->progress > UCCL_EP_PROGRESS_CALLER)
         return fail_local(UCCL_EP_E_INVALID, "", "progress mode %u is unknown", c->progress);
     if (c->idle && c->progress != UCCL_EP_PROGRESS_CALLER)

@@ -30,6 +30,8 @@
     X(mailbox_unsequenced, "SIG-2", "a record is added when it comes, whatever is missing before it")                  \
     X(return_word_ignored, "SIG-1", "what was sent to a mailbox is taken for applied")                                 \
     X(two_sums_in_flight, "SIG-1", "the next sum of a word is stored while the last one is under way")                 \
+    X(applied_before_copied, "SIG-2", "a signal is added before the copies of a staged heap that it orders are done")  \
+    X(sent_before_copied, "PUT-1", "a put of a staged heap is sent before its source is in host memory")               \
     X(one_bank, "SIG-6", "NICs that are not atomic against each other add to one word")                                \
     X(inflight_unlimited, "PRG-1", "the NIC's limit of bytes in flight is not kept")                                   \
     X(strategy_unchecked, "SIG-7", "a strategy is taken without looking at what the NIC promises")                     \

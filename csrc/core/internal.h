@@ -210,7 +210,8 @@ struct mailbox {
     uint64_t wakes;   /* 1 byte, or as much as the NIC writes at least: low bits of the count of the record sent last */
     uint64_t read;    /* of the outbox: what a read brings, which nobody looks at */
     uint64_t box_bytes;
-    uint32_t slots;                    /* records of a peer */
+    uint32_t slots; /* records of a peer */
+    uint32_t record_bytes;
     uint32_t wake_bytes, return_bytes; /* as written */
 };
 
@@ -259,10 +260,11 @@ struct proxy {
     uint32_t window;      /* sequenced: numbers that may be under way to a peer */
     struct link *links;   /* [size]; NULL where the adder is not the target */
     struct mailbox mailbox;
-    uint64_t *sums;        /* running sums: [size][signals], of the words whose only writer this rank is */
-    uint64_t *wakes_seen;  /* wake bytes as they were when last looked at */
-    uint16_t *returns_due; /* peers that are owed a return word */
-    uint16_t *watched;     /* peers from whom something has come or will */
+    struct staging *staging; /* staging.h; NULL: the heap is the NIC's */
+    uint64_t *sums;          /* running sums: [size][signals], of the words whose only writer this rank is */
+    uint64_t *wakes_seen;    /* wake bytes as they were when last looked at */
+    uint16_t *returns_due;   /* peers that are owed a return word */
+    uint16_t *watched;       /* peers from whom something has come or will */
     uint32_t returns_count, watched_count;
     uint32_t wake_line;     /* of the wake bytes: looked at next */
     uint32_t busy_count;    /* bits in `busy` */
@@ -337,6 +339,9 @@ typedef struct uccl_ep_comm {
     uint32_t strategy;
     char strategy_reason[256];
     bool heap_owned, registered[UCCL_EP_REGIONS];
+    bool staged; /* heaps lie in device memory, and what the NIC has is the mirror; of all ranks */
+    char staged_reason[224];
+    void *mirror;           /* twice the heap: where peers write, where own puts are sent from */
     uint64_t *signal_words; /* [banks][signals]; NULL: they lie in device memory */
     void *device_signals;   /* there, or NULL */
     uint64_t signal_bytes;
@@ -492,7 +497,7 @@ void mailbox_open(uccl_ep_comm *comm, struct proxy *p);
 void mailbox_reset(struct proxy *p, uint32_t target);
 void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry *e, uint64_t number,
                       uccl_ep_operation *o);
-uint32_t mailbox_tagged(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o);
+uint32_t mailbox_tagged(struct proxy *p, uint32_t target, const struct entry *e, uint64_t add, uccl_ep_operation *o);
 uint32_t mailbox_wake(struct proxy *p, uint32_t target, uccl_ep_operation *o);
 void mailbox_sum(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o);
 uint64_t mailbox_issued(const struct proxy *p, const struct peer *q);
@@ -500,7 +505,19 @@ bool mailbox_awaits(const struct proxy *p, uint32_t target);
 uint32_t mailbox_window(const struct proxy *p, const struct peer *q);
 void mailbox_immediate(struct proxy *p, uint32_t source, uint64_t immediate);
 void mailbox_return_done(struct proxy *p, uint32_t target);
+bool mailbox_extent(const struct proxy *p, uint32_t source, uint64_t number, uint64_t *offset, uint64_t *bytes);
 bool mailbox_pass(struct proxy *p);
+
+/* staging.c: heaps in device memory that the NIC does not reach; see staging.h for what is inline */
+uccl_ep_status staging_open(uccl_ep_comm *comm, struct proxy *p);
+void staging_close(struct proxy *p);
+void staging_reset(struct proxy *p, uint32_t source);
+bool staging_pass(struct proxy *p);
+void staging_take(struct proxy *p, const struct channel *c, uint64_t ticket, uint32_t n);
+bool staging_busy(const struct proxy *p, uint32_t target);
+bool staging_lands(const struct proxy *p, uint32_t source);
+bool staging_landed(struct proxy *p, uint32_t source, uint64_t *end);
+uccl_ep_status staging_drain(uccl_ep_comm *comm);
 
 /* flight.c: operations in flight on NICs whose completions come in any order */
 enum flight_kind { FLIGHT_NONE = 0, FLIGHT_COMMAND, FLIGHT_RETURN };

@@ -6,7 +6,7 @@
  * has the walk taken back and done again for exactly what it took, so what it refused was never issued (B1: never
  * advance an index before the NIC has said yes).
  */
-#include "internal.h"
+#include "staging.h"
 
 void activate(struct proxy *p, struct peer *q) {
     if (q->active) return;
@@ -49,6 +49,7 @@ static bool bytes_allowed_beyond(const struct proxy *p, const struct peer *q, ui
 typedef struct batch {
     uint32_t room, n; /* operations: at most, and planned */
     uint32_t holds, merged, flow_stops;
+    bool copying;   /* it ends where a source is not in the mirror yet */
     uint64_t bytes; /* of the puts planned */
     uccl_ep_operation operations[BATCH_OPERATIONS];
 } batch;
@@ -138,8 +139,10 @@ static uint64_t go_along(const struct proxy *p, const struct peer *q, const stru
     struct entry *const due = q->head;
     uint64_t sum = 0;
     uint32_t looked = 0;
+    if (!has_signal(due)) return 0; /* a staged put, whose record is for its bytes alone */
     for (struct entry *e = due->next; e && e != end && looked < GO_ALONG; e = e->next, looked++) {
         if (!settled(p, q, e)) break;
+        if (p->staging && staging_bytes(p, e)) break; /* its bytes are not in the target's heap yet */
         if (!has_signal(e) || e->stage != STAGE_HELD || e->channel != due->channel) continue;
         if (e->slot != due->slot) break;
         sum += e->add;
@@ -163,7 +166,7 @@ __attribute__((noinline)) static uccl_ep_operation *plan_due(struct proxy *p, st
     uccl_ep_operation due[2];
     uint32_t n = 1;
     if (p->adder == ADDER_TARGET)
-        n = sent ? mailbox_wake(p, target, due) : mailbox_tagged(p, target, e->slot, add, due);
+        n = sent ? mailbox_wake(p, target, due) : mailbox_tagged(p, target, e, add, due);
     else if (p->adder == ADDER_SOURCE)
         mailbox_sum(p, target, e->slot, add, due);
     else
@@ -186,7 +189,7 @@ static uccl_ep_operation *plan_unheld(struct proxy *p, struct peer *q, struct en
     const uint32_t target = (uint32_t)(q - p->peers);
     uint32_t n = 1;
     if (p->adder == ADDER_TARGET) {
-        n = mailbox_tagged(p, target, e->slot, e->add, o);
+        n = mailbox_tagged(p, target, e, e->add, o);
         p->links[target].records++;
     } else if (p->adder == ADDER_SOURCE) {
         mailbox_sum(p, target, e->slot, e->add, o);
@@ -219,11 +222,17 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
                                           : ((uint64_t)q->incarnation << 32 | (uint32_t)(q->seq_issued + 1)) - 1;
     const uint64_t immediate_mask = p->immediate_mask;
     uint64_t granted = bytes_allowed(p, q), bytes_room = granted;
+    const bool staged = form != FORM_ADD && p->staging; /* puts have records too */
     b->holds = b->merged = b->flow_stops = 0;
+    b->copying = false;
 
     if (form == FORM_HOLD && signal_due(p, q)) o = plan_due(p, q, o, end, &seq);
     struct entry *e = q->issue;
     while (e) {
+        if (UNLIKELY(staged) && !staging_copied(p, e)) {
+            b->copying = true;
+            goto full;
+        }
         if (LIKELY(!memcmp(&e->state, &fresh, sizeof fresh))) {
             /* A put of one operation, as nearly all are; or none. */
             const uint64_t bytes = e->bytes;
@@ -266,10 +275,10 @@ static inline __attribute__((always_inline)) void plan_as(struct proxy *p, struc
                 o++;
             }
         }
-        if (has_signal(e)) {
+        if (has_signal(e) || (staged && staging_bytes(p, e))) {
             if (form == FORM_HOLD && !FAULT(signal_not_held) && !FAULT(two_sums_in_flight)) {
                 e->stage = STAGE_HELD;
-                b->holds++;
+                b->holds += has_signal(e);
             } else if (FAULT(signal_not_held) || FAULT(two_sums_in_flight)) {
                 if (end - o < 2) goto full;
                 o = plan_unheld(p, q, e, o, &seq);
@@ -362,6 +371,7 @@ static void dress(const struct proxy *p, batch *b) {
         uccl_ep_operation *o = &b->operations[i];
         o->flags |= o->kind == UCCL_EP_OPERATION_ADD64 ? p->signal_flags : p->put_flags;
         if (o->kind == UCCL_EP_OPERATION_ADD64) o->remote_offset += p->bank_offset;
+        if (p->staging && o->local_region == UCCL_EP_REGION_HEAP) o->local_offset += p->heap_bytes; /* sending half */
     }
 }
 
@@ -444,7 +454,7 @@ void issue_peer(struct proxy *p, uint32_t target) {
     uccl_ep_status status = UCCL_EP_OK;
     plan(p, q, &b);
     bool read = p->raise == RAISE_READ && plan_read(p, q, &b, b.room);
-    q->limited = !b.n && (!allowed || b.flow_stops);
+    q->limited = !b.n && (!allowed || b.flow_stops || b.copying);
     if (!b.room) p->stats.flow_stops++;
     if (b.n) {
         if (p->dresses) dress(p, &b);

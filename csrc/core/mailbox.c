@@ -8,6 +8,9 @@
  * look at. Both answer with a return word, which frees places, numbers and receives at the source and tells it that its
  * signals were added.
  *
+ * Where heaps are staged, puts have records too, with the bytes that they are for; the target brings those to its heap
+ * before it adds signals and counts them as come (staging.c).
+ *
  * No order is asked of the NIC anywhere: a record is believed by its number or tag, the byte that wakes says only where
  * to look and is looked at until the record is there, and the greatest return word counts. Of return words and wake
  * bytes one is under way to a peer at a time, since the one that lands last stays.
@@ -16,9 +19,10 @@
 
 #include <stdio.h>
 
-#include "internal.h"
+#include "staging.h"
 
 #define LINE 64u
+#define STAGED_RECORD_BYTES (sizeof(struct record) + sizeof(struct extent))
 #define WATCHED_AT_ONCE 256u
 
 static bool tagged(const struct proxy *p) {
@@ -36,11 +40,12 @@ static void layout(const uccl_ep_comm *comm, struct mailbox *m) {
     UCCL_EP_ASSERT(alignment <= sizeof(struct record));
     m->wake_bytes = alignment;
     m->return_bytes = alignment > sizeof(uint64_t) ? alignment : (uint32_t)sizeof(uint64_t);
+    m->record_bytes = comm->staged ? STAGED_RECORD_BYTES : sizeof(struct record);
     const bool records = comm->adder != ADDER_NIC;
     m->slots = comm->window ? comm->window : records;
     m->returns = 0;
     m->records = records ? line_up((uint64_t)comm->size * m->return_bytes) : 0;
-    m->wakes = m->records + line_up((uint64_t)comm->size * m->slots * sizeof(struct record));
+    m->wakes = m->records + line_up((uint64_t)comm->size * m->slots * m->record_bytes);
     m->read = m->wakes + (records ? line_up((uint64_t)comm->size * m->wake_bytes) : 0);
     m->box_bytes = m->read + LINE;
 }
@@ -53,7 +58,7 @@ uint64_t mailbox_bytes(const uccl_ep_comm *comm) {
 }
 
 static uint64_t record_place(const struct mailbox *m, uint32_t rank, uint64_t number) {
-    return m->records + ((uint64_t)rank * m->slots + number % m->slots) * sizeof(struct record);
+    return m->records + ((uint64_t)rank * m->slots + number % m->slots) * m->record_bytes;
 }
 
 static uint64_t return_place(const struct mailbox *m, uint32_t rank) {
@@ -89,8 +94,13 @@ static void pair_begin(struct proxy *p, uint32_t target) {
     if (p->wakes_seen) ((uint8_t *)p->wakes_seen)[(uint64_t)target * m->wake_bytes] = (uint8_t)first;
     /* Zeros are a record of the count whose tag is zero, and that may be the first one to come. */
     const struct record last_one = record_tagged(0, 0, first);
-    if (tagged(p) && record_is_tagged(&(struct record){{0, 0}}, first + 1))
+    const struct extent of_last = extent_of(0, 0, false, first);
+    if (tagged(p) && record_is_tagged(&(struct record){{0, 0}}, first + 1)) {
         memcpy(at(m, m->inbox, record_place(m, target, 0)), &last_one, sizeof last_one);
+        if (p->comm->staged)
+            memcpy(at(m, m->inbox, record_place(m, target, 0) + sizeof last_one), &of_last, sizeof of_last);
+    }
+    staging_reset(p, target);
 }
 
 void mailbox_open(uccl_ep_comm *comm, struct proxy *p) {
@@ -107,7 +117,7 @@ void mailbox_reset(struct proxy *p, uint32_t target) {
     if (!p->links) return;
     const struct mailbox *m = &p->mailbox;
     for (uint32_t box = 0; box < 2; box++)
-        memset(at(m, box ? m->outbox : m->inbox, record_place(m, target, 0)), 0, m->slots * sizeof(struct record));
+        memset(at(m, box ? m->outbox : m->inbox, record_place(m, target, 0)), 0, m->slots * m->record_bytes);
     pair_begin(p, target);
 }
 
@@ -124,6 +134,14 @@ static inline void mailbox_write(const struct proxy *p, uccl_ep_operation *o, ui
                              .remote_offset = p->mailbox.inbox + remote};
 }
 
+/* Behind a record in the outbox: what it is to bring. */
+static void add_extent(const struct proxy *p, const struct entry *e, uint64_t place, uint64_t number) {
+    if (!p->staging) return;
+    const uint64_t bytes = staging_bytes(p, e);
+    const struct extent x = extent_of(bytes ? staging_offset(p, e) : 0, bytes, has_signal(e), number);
+    memcpy(at(&p->mailbox, p->mailbox.outbox, place + sizeof(struct record)), &x, sizeof x);
+}
+
 /* Sequenced: the record of operation `number`. */
 void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry *e, uint64_t number,
                       uccl_ep_operation *o) {
@@ -131,7 +149,8 @@ void mailbox_numbered(const struct proxy *p, uint32_t target, const struct entry
     const uint64_t local = record_place(m, target, number), remote = record_place(m, p->comm->rank, number);
     const struct record r = record_numbered(e->add, e->slot, number);
     memcpy(at(m, m->outbox, local), &r, sizeof r);
-    mailbox_write(p, o, local, remote, sizeof r);
+    add_extent(p, e, local, number);
+    mailbox_write(p, o, local, remote, m->record_bytes);
     o->kind = UCCL_EP_OPERATION_WRITE_IMM;
 }
 
@@ -143,12 +162,15 @@ uint32_t mailbox_wake(struct proxy *p, uint32_t target, uccl_ep_operation *o) {
     return 1;
 }
 
-/* Sender hold: the record of the signal that is due, and what wakes its target. Returns how many operations. */
-uint32_t mailbox_tagged(struct proxy *p, uint32_t target, uint32_t slot, uint64_t add, uccl_ep_operation *o) {
+/* Sender hold: the record of `e`, which is due and adds `add`, and what wakes its target. Returns how many operations.
+ */
+uint32_t mailbox_tagged(struct proxy *p, uint32_t target, const struct entry *e, uint64_t add, uccl_ep_operation *o) {
     const struct mailbox *m = &p->mailbox;
-    const struct record r = record_tagged(add, slot, p->links[target].records + 1);
+    const uint64_t count = p->links[target].records + 1;
+    const struct record r = record_tagged(add, e->slot, count);
     memcpy(at(m, m->outbox, record_place(m, target, 0)), &r, sizeof r);
-    mailbox_write(p, o, record_place(m, target, 0), record_place(m, p->comm->rank, 0), sizeof r);
+    add_extent(p, e, record_place(m, target, 0), count);
+    mailbox_write(p, o, record_place(m, target, 0), record_place(m, p->comm->rank, 0), m->record_bytes);
     if (!p->comm->immediate_bits) return 1 + mailbox_wake(p, target, o + 1);
     o->kind = UCCL_EP_OPERATION_WRITE_IMM;
     return 1;
@@ -294,26 +316,40 @@ void mailbox_immediate(struct proxy *p, uint32_t source, uint64_t immediate) {
     watch(p, source);
 }
 
-/* How far `source` has come without a gap; its numbers up to there leave `arrived`. */
-static uint64_t gapless(const struct proxy *p, struct link *l) {
+/* How far `source` has come without a gap. */
+static uint64_t gapless(const struct proxy *p, const struct link *l) {
     uint64_t number = l->expected;
-    for (uint32_t n = 0; n < p->window; n++, number++) {
-        const uint64_t place = number % MAX_WINDOW, bit = 1ull << (place & 63);
-        if (!(l->arrived[place >> 6] & bit)) break;
-        l->arrived[place >> 6] &= ~bit;
-    }
+    for (uint32_t n = 0; n < p->window; n++, number++)
+        if (!(l->arrived[number % MAX_WINDOW >> 6] >> (number & 63) & 1)) break;
     return number;
+}
+
+/* Its numbers up to `end` are dealt with. */
+static void forget(struct link *l, uint64_t end) {
+    for (uint64_t number = l->expected; number != end; number++)
+        l->arrived[number % MAX_WINDOW >> 6] &= ~(1ull << (number & 63));
+}
+
+/* Has the record of that number, which has come, a signal? */
+static bool signals(const struct proxy *p, uint32_t source, uint64_t number) {
+    if (!p->staging) return true;
+    struct extent x;
+    memcpy(&x, at(&p->mailbox, p->mailbox.inbox, record_place(&p->mailbox, source, number) + sizeof(struct record)),
+           sizeof x);
+    return extent_signals(&x);
 }
 
 static void apply_numbered(struct proxy *p, uint32_t source, uint64_t end) {
     struct link *l = &p->links[source];
     const struct mailbox *m = &p->mailbox;
+    forget(l, end);
     for (; l->expected != end; l->expected++) {
         struct record *const r = at(m, m->inbox, record_place(m, source, l->expected));
         if (!record_is_numbered(r, l->expected)) continue; /* that number was a put's */
         const uint32_t slot = record_slot(r);
         const uint64_t value = r->word[0];
         *r = (struct record){{0, 0}};
+        if (!signals(p, source, l->expected)) continue;
         if (UNLIKELY(slot >= p->signals)) {
             bad_record(p, source, slot);
             return;
@@ -322,17 +358,42 @@ static void apply_numbered(struct proxy *p, uint32_t source, uint64_t end) {
     }
 }
 
+/* The record that is next, if it is there. */
+static bool tagged_here(const struct proxy *p, uint32_t source, struct record *r) {
+    const struct mailbox *m = &p->mailbox;
+    const uint64_t place = record_place(m, source, 0), count = p->links[source].expected;
+    const uint64_t *from = at(m, m->inbox, place);
+    /* Word by word, each with its tag: they land as they like. */
+    *r = (struct record){{__atomic_load_n(&from[0], __ATOMIC_ACQUIRE), __atomic_load_n(&from[1], __ATOMIC_ACQUIRE)}};
+    if (!record_is_tagged(r, count)) return false;
+    if (!p->staging) return true;
+    const struct extent x = {
+        {__atomic_load_n(&from[2], __ATOMIC_ACQUIRE), __atomic_load_n(&from[3], __ATOMIC_ACQUIRE)}};
+    return extent_is_of(&x, count);
+}
+
+/* What the record of that number, which has come, is to bring. Returns whether there is such a record. */
+bool mailbox_extent(const struct proxy *p, uint32_t source, uint64_t number, uint64_t *offset, uint64_t *bytes) {
+    const struct mailbox *m = &p->mailbox;
+    const char *from = at(m, m->inbox, record_place(m, source, number));
+    struct record r;
+    struct extent x;
+    memcpy(&r, from, sizeof r);
+    memcpy(&x, from + sizeof r, sizeof x);
+    if (p->sequenced && !record_is_numbered(&r, number)) return false;
+    *offset = extent_offset(&x);
+    *bytes = extent_is_of(&x, number) ? extent_bytes(&x) : UINT64_MAX; /* no encoder writes it */
+    return true;
+}
+
 /* Returns whether the record that is next was there. */
 static bool apply_tagged(struct proxy *p, uint32_t source) {
     struct link *l = &p->links[source];
-    const struct mailbox *m = &p->mailbox;
-    const uint64_t *from = at(m, m->inbox, record_place(m, source, 0));
-    /* Word by word, each with its tag: they land as they like. */
-    const struct record r = {
-        {__atomic_load_n(&from[0], __ATOMIC_ACQUIRE), __atomic_load_n(&from[1], __ATOMIC_ACQUIRE)}};
-    if (!record_is_tagged(&r, l->expected)) return false;
+    struct record r;
+    if (!tagged_here(p, source, &r)) return false;
     const uint32_t slot = record_tagged_slot(&r);
-    l->expected++;
+    const bool signal = signals(p, source, l->expected++);
+    if (!signal) return true;
     if (UNLIKELY(slot >= p->signals))
         bad_record(p, source, slot);
     else
@@ -394,6 +455,21 @@ static void replenish(struct proxy *p, uint32_t source) {
     if (UNLIKELY(status != UCCL_EP_OK)) control_refused(p, source, status);
 }
 
+/* A record, or several, and their bytes, and then their signals. Returns whether more is to be looked for. */
+static bool receive_numbered(struct proxy *p, uint32_t source, uint64_t end) {
+    if (p->staging && !staging_landed(p, source, &end)) return true;
+    apply_numbered(p, source, end);
+    return p->staging && gapless(p, &p->links[source]) != end; /* what came while bytes were brought */
+}
+
+static bool receive_tagged(struct proxy *p, uint32_t source) {
+    struct record r;
+    uint64_t end = p->links[source].expected;
+    if (p->staging) end += tagged_here(p, source, &r);
+    if (p->staging && !staging_landed(p, source, &end)) return true;
+    return apply_tagged(p, source) || awaited(p, source);
+}
+
 static bool look_at_watched(struct proxy *p) {
     const uint32_t n = p->watched_count;
     uint32_t kept = 0;
@@ -406,8 +482,10 @@ static bool look_at_watched(struct proxy *p) {
         if (p->sequenced) {
             bool any = false;
             for (uint32_t i = 0; i < some; i++) {
-                struct link *l = &p->links[p->watched[begin + i]];
-                ends[i] = gapless(p, l);
+                const uint32_t source = p->watched[begin + i];
+                const struct link *l = &p->links[source];
+                const bool lands = p->staging && staging_lands(p, source); /* the next group waits for it */
+                ends[i] = lands ? l->expected : gapless(p, l);
                 any |= ends[i] != l->expected;
             }
             if (any && !flush(p)) return true;
@@ -420,10 +498,7 @@ static bool look_at_watched(struct proxy *p) {
             const uint64_t before = l->expected;
             bool more = false;
             if (p->peers[source].state == PEER_UP) {
-                if (p->sequenced)
-                    apply_numbered(p, source, ends[i]);
-                else
-                    more = !apply_tagged(p, source) ? awaited(p, source) : true;
+                more = p->sequenced ? receive_numbered(p, source, ends[i]) : receive_tagged(p, source);
                 if (p->peers[source].state == PEER_UP) replenish(p, source);
             }
             if (l->expected != before && p->peers[source].state == PEER_UP) {

@@ -19,6 +19,11 @@ struct record {
     uint64_t word[2];
 };
 
+/* Where heaps are staged, a record goes on: which bytes of the mirror are to be brought to the heap (staging.c). */
+struct extent {
+    uint64_t word[2]; /* offset; length and, in bit 0, whether the record has a signal */
+};
+
 /*
  * Numbered record: a signal among numbered operations (sequenced immediate). Read only once its own immediate is here,
  * so both words are; the number tells it from what an earlier lap left in its place. 40 bits of it: a stale record
@@ -64,6 +69,29 @@ static inline uint64_t record_tagged_add(const struct record *r) {
 
 static inline uint32_t record_tagged_slot(const struct record *r) {
     return (uint32_t)(r->word[1] >> TAG_BITS & SLOT_MASK);
+}
+
+/* Of either form of record: both words carry the low bits of its number, or count, and leave 44 for what they say. */
+static inline struct extent extent_of(uint64_t offset, uint64_t bytes, bool signal, uint64_t number) {
+    const uint64_t tag = number & TAG_MASK;
+    return (struct extent){{offset << TAG_BITS | tag, bytes << (TAG_BITS + 1) | (uint64_t)signal << TAG_BITS | tag}};
+}
+
+static inline bool extent_is_of(const struct extent *x, uint64_t number) {
+    const uint64_t tag = number & TAG_MASK;
+    return (x->word[0] & TAG_MASK) == tag && (x->word[1] & TAG_MASK) == tag;
+}
+
+static inline uint64_t extent_offset(const struct extent *x) {
+    return x->word[0] >> TAG_BITS;
+}
+
+static inline uint64_t extent_bytes(const struct extent *x) {
+    return x->word[1] >> (TAG_BITS + 1);
+}
+
+static inline bool extent_signals(const struct extent *x) {
+    return x->word[1] >> TAG_BITS & 1;
 }
 
 /*

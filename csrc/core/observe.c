@@ -31,11 +31,13 @@ uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info) {
                              .signal_banks = comm->banks,
                              .window = comm->window,
                              .heap_kind = c->heap_kind,
+                             .staged = comm->staged,
                              .device_channels = comm->device_channels,
                              .device = comm->device_info};
     snprintf(all.backend, sizeof all.backend, "%s", comm->backend->name);
     snprintf(all.backend_version, sizeof all.backend_version, "%s", comm->backend->version);
     snprintf(all.strategy_reason, sizeof all.strategy_reason, "%s", comm->strategy_reason);
+    if (comm->staged) snprintf(all.staged_reason, sizeof all.staged_reason, "%s", comm->staged_reason);
     snprintf(all.library, sizeof all.library, "%s", comm->library);
     if (comm->accelerator) snprintf(all.accelerator, sizeof all.accelerator, "%s", comm->accelerator->name);
     memcpy(info, &all, info->size_of_struct < sizeof all ? info->size_of_struct : sizeof all);
@@ -142,6 +144,7 @@ uccl_ep_status uccl_ep_report(uccl_ep_comm *comm, char *out, uint32_t bytes) {
     out[0] = 0;
     add_line(&t, "rank %u of %u, backend %s, device %s, strategy %s%s\n", comm->rank, comm->size, comm->backend->name,
              comm->device_info.name, strategy_name(comm->strategy), atomic_load(&comm->aborted) ? ", ABORTED" : "");
+    if (comm->staged) add_line(&t, "  heap staged through host memory: %s\n", comm->staged_reason);
     for (uint32_t i = 0; i < comm->channels; i++) {
         uccl_ep_channel_stats s;
         uccl_ep_channel_query(comm, i, &s);

@@ -13,7 +13,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "internal.h"
+#include "staging.h"
 
 /* -------------------------------------------------------------------------------------------------- taking commands */
 
@@ -196,6 +196,7 @@ static uint32_t drain(struct proxy *p, struct channel *c) {
     const uint32_t n = c->granularity == UCCL_EP_GRANULARITY_COARSE ? take_coarse(p, c, ticket, limit)
                                                                     : take_fine(p, c, ticket, limit);
     if (!n) return 0;
+    if (UNLIKELY(p->staging != NULL)) staging_take(p, c, ticket, n);
     trace_record(p, c, ticket, n);
     c->taken = ticket + n;
     /* The slots may be written again: a release, for the reads above come before. */
@@ -312,6 +313,7 @@ static void look_at_abandoned(struct proxy *p) {
  * polled yet, so silence is ours, not the peers': their clocks start again.
  */
 static void forgive_silence(struct proxy *p) {
+    if (p->staging) p->staging->progress = p->tick;
     for (uint32_t w = 0; w < (p->size + 63) / 64; w++)
         for (uint64_t bits = p->busy[w]; bits; bits &= bits - 1)
             p->peers[w * 64 + (uint32_t)__builtin_ctzll(bits)].progress = p->tick;
@@ -396,6 +398,7 @@ bool proxy_pass(struct proxy *p) {
     if (UNLIKELY(atomic_load_explicit(&p->comm->aborted, memory_order_acquire))) return false;
 
     bool worked = drain_all(p);
+    if (UNLIKELY(p->staging != NULL)) worked |= staging_pass(p);
     if (p->active_count) worked |= issue_all(p);
     worked |= poll_all(p);
     if (p->links) worked |= mailbox_pass(p);

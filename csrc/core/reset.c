@@ -102,7 +102,7 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
     /* No command is in flight from here to the last exchange. A pair is made anew if either end wants it. */
     if (status == UCCL_EP_OK) {
         for (uint32_t target = 0; target < size; target++) mine[target] = down(comm, target);
-        status = exchange(comm, bootstrap, "reset", status, mine, size * (uint32_t)sizeof *mine, all);
+        status = exchange(comm, bootstrap, "reset", staging_drain(comm), mine, size * (uint32_t)sizeof *mine, all);
     }
     if (status == UCCL_EP_OK) {
         for (uint32_t target = 0; target < size; target++)

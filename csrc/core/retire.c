@@ -7,7 +7,7 @@
  */
 #include <stdio.h>
 
-#include "internal.h"
+#include "staging.h"
 
 /* Of a list that is not empty, `e` is the first that stays, NULL if none does. What was before it has left. */
 static void set_head(struct proxy *p, struct peer *q, struct entry *e, uint64_t bytes) {
@@ -54,6 +54,7 @@ __attribute__((noinline)) static void cut_off(struct proxy *p, struct peer *q, s
     e->remote += done;
     e->bytes -= done;
     e->bytes_issued = 0;
+    if (p->staging) p->staging->entries[e - p->entries].cut += done; /* its record is for all of it */
     q->inflight_bytes -= done;
     p->inflight_bytes -= done;
     q->progress = p->tick;
@@ -233,6 +234,7 @@ void peer_let_go(struct proxy *p, uint32_t target) {
 /* Ask the NIC to let go; once it has, retire all that is on the list. */
 void peer_failing_step(struct proxy *p, uint32_t target) {
     struct peer *q = &p->peers[target];
+    if (p->staging && staging_busy(p, target)) return;
     if (!p->endpoint_broken) {
         host_fail_clear();
         const uccl_ep_status status = p->comm->backend->disconnect(p->endpoint, target);

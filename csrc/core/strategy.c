@@ -114,6 +114,7 @@ static void missing(const uccl_ep_comm *comm, const promised *all, const struct 
         if (s->promises & ~all->caps.flags & promises[i].flag) say(l, "%s", promises[i].text);
     if (s->needs & NEEDS_RAISE && raise_by(all) == UINT32_MAX)
         say(l, "completions that are, or can be made, visible (MEM-3)");
+    if (comm->staged && s->adder != ADDER_TARGET) say(l, "a part for the target's proxy (heaps are staged)");
     const uint64_t queues = (uint64_t)comm->size * comm->config.proxies;
     if (s->needs & NEEDS_RESPONDERS && all->caps.responder_atomics && all->caps.responder_atomics < queues)
         say(l, "to take adds of %llu queues at a time (it takes %u)", (unsigned long long)queues,
@@ -192,7 +193,8 @@ static void blame(const uccl_ep_comm *comm, const promised *all, const promised 
     }
     while (other + 1 < comm->size && raise_by(&each[other]) == raise_by(&each[0])) other++;
     const bool by_cpu = s->adder == ADDER_TARGET && comm->config.signals_kind != UCCL_EP_MEMORY_HOST;
-    if (by_cpu || (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER)))
+    const bool by_nic = s->adder != ADDER_TARGET && comm->staged;
+    if (by_cpu || by_nic || (s->needs & NEEDS_ONE_WRITER && !(comm->config.flags & UCCL_EP_CONFIG_SINGLE_WRITER)))
         snprintf(text, bytes, "it needs %s", lacks.text);
     else if (lacking == comm->size)
         snprintf(text, bytes, "the NIC lacks %s", lacks.text);

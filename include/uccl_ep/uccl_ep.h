@@ -112,6 +112,17 @@ typedef enum uccl_ep_progress_mode {
                                    * uccl_ep_progress_proxy alone: simulators, debuggers */
 } uccl_ep_progress_mode;
 
+/*
+ * A heap in device memory, and a NIC that does not reach it: its bytes can go through a mirror in host memory, twice
+ * the heap's size, by copies of the accelerator's driver at both ends. Needs a strategy in which the target's proxy
+ * adds.
+ */
+typedef enum uccl_ep_staging {
+    UCCL_EP_STAGING_AUTO = 0, /* where a rank's NIC needs it; all ranks then do it */
+    UCCL_EP_STAGING_OFF = 1,  /* such a heap is refused */
+    UCCL_EP_STAGING_ON = 2    /* every heap in device memory */
+} uccl_ep_staging;
+
 /* Zero is the default of every field, given in brackets. */
 typedef struct uccl_ep_config {
     uint32_t size;                    /* sizeof(uccl_ep_config) */
@@ -159,6 +170,7 @@ typedef struct uccl_ep_config {
     /* uccl_ep_memory_kind of the signal words: of a heap in device memory (MEM-3), where kernels alone read them, and
      * no CPU adds to them; or host [host] */
     uint32_t signals_kind;
+    uint32_t staging; /* uccl_ep_staging; the same on all ranks [auto] */
 } uccl_ep_config;
 
 #define UCCL_EP_CONFIG_HUGE_PAGES_ON (1u << 0) /* or fail [where the machine has them to spare] */
@@ -198,6 +210,8 @@ typedef struct uccl_ep_comm_info {
     uint32_t heap_kind;         /* uccl_ep_memory_kind */
     uint32_t device_channels;   /* channels 0 .. device_channels - 1 are the device's */
     char accelerator[64];       /* "cuda", "hip", "emulation", or empty */
+    uint32_t staged;            /* not 0: the heap in device memory is staged through host memory */
+    char staged_reason[224];    /* and why */
 } uccl_ep_comm_info;
 UCCL_EP_API uccl_ep_status uccl_ep_comm_query(uccl_ep_comm *comm, uccl_ep_comm_info *info);
 
@@ -303,10 +317,11 @@ typedef struct uccl_ep_proxy_stats {
     uint64_t longest_gap_ns; /* between two passes: a descheduled or blocked proxy */
     uint64_t inflight_peak;  /* operations */
     uint64_t inflight_bytes_peak;
-    uint64_t cpu;     /* that it ran on last */
-    uint64_t applied; /* signals that this proxy added for others: strategies with a mailbox */
-    uint64_t returns; /* return words written to sources */
-    uint64_t flushes; /* reads, or local flushes, that made bytes visible (MEM-3) */
+    uint64_t cpu;                   /* that it ran on last */
+    uint64_t applied;               /* signals that this proxy added for others: strategies with a mailbox */
+    uint64_t returns;               /* return words written to sources */
+    uint64_t flushes;               /* reads, or local flushes, that made bytes visible (MEM-3) */
+    uint64_t staged_out, staged_in; /* bytes copied from and to a heap that is staged */
 } uccl_ep_proxy_stats;
 
 UCCL_EP_API uccl_ep_status uccl_ep_channel_query(uccl_ep_comm *comm, uint32_t channel, uccl_ep_channel_stats *stats);

@@ -31,6 +31,17 @@ static void check_records(fuzz_input *in) {
                number);
     FUZZ_CHECK(record_is_numbered(&numbered, count) == !((number ^ count) << (64 - RECORD_NUMBER_BITS)),
                "%" PRIx64 " %" PRIx64, count, number);
+    struct extent x;
+    fuzz_fill(in, &x, sizeof x);
+    if (extent_is_of(&x, count)) {
+        const struct extent again = extent_of(extent_offset(&x), extent_bytes(&x), extent_signals(&x), count);
+        FUZZ_CHECK(!memcmp(&x, &again, sizeof x), "extent %" PRIx64, count);
+    }
+    const uint64_t offset = add >> TAG_BITS, bytes = number >> (TAG_BITS + 1);
+    const struct extent made = extent_of(offset, bytes, slot & 1, count);
+    FUZZ_CHECK(extent_is_of(&made, count) && extent_offset(&made) == offset && extent_bytes(&made) == bytes &&
+                   extent_signals(&made) == (slot & 1),
+               "extent of %" PRIx64 " bytes at %" PRIx64, bytes, offset);
     /* Half of one and half of another, as a reader may see it while it lands. */
     const struct record torn = {{tagged.word[0], r.word[1]}};
     if (record_is_tagged(&torn, count))

@@ -602,6 +602,7 @@ static void test_refusals(void) {
     refused(&config, UCCL_EP_E_INVALID, "lies in no device memory");
     config.heap = memory;
     config.backend_options = "seed=1";
+    config.staging = UCCL_EP_STAGING_OFF;
     refused(&config, UCCL_EP_E_CAPABILITY, "loop0 of the backend loop registers no emulated memory, nor dmabuf");
     config.accelerator = NULL;
     config.device_channels = 0;
@@ -629,6 +630,7 @@ static void test_refusals(void) {
     config = base_config("dmabuf=1,seed=1");
     config.heap = memory;
     config.heap_kind = UCCL_EP_MEMORY_EMULATED;
+    config.staging = UCCL_EP_STAGING_OFF;
     refused(&config, UCCL_EP_E_CAPABILITY, "as a dmabuf alone");
     emulation->device_free(gpu, memory);
     emulation->close(gpu);

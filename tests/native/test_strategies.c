@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_strategies.c: every signal strategy on every virtual NIC: which of them work there, and that they do.
+ * test_strategies.c: every signal strategy on every virtual NIC: which of them work there, and that they do; and the
+ * same with heaps in emulated device memory, which no virtual NIC reaches, so that they are staged.
  *
  * All ranks' memory is in this process, so what a completion or a signal promises is looked at directly: after a quiet
  * the sender reads its peer's heap and words, and a reader looks at the payload the moment its word moves.
@@ -14,6 +15,8 @@
 #define CELL 192u
 #define STRATEGIES 7u
 #define SLOTS (RANKS * CELLS)
+#define EMULATION UCCL_EP_TEST_LIBRARY_DIR "/libuccl_ep_emulation.so"
+#define HEAP (1u << 16)
 #define BIG 8192u
 #define BIG_FROM 16384u
 #define BIG_TO 32768u
@@ -23,6 +26,7 @@ struct run {
     uint32_t strategy; /* asked for */
     uint32_t proxies, channels, rounds, max_message;
     uint64_t first_sequence, first_ticket;
+    bool staged;
     /* out */
     uccl_ep_status created;
     uint32_t chosen, window;
@@ -66,8 +70,25 @@ static void wait_ok(const struct run *t, sim_rank *r, uccl_ep_status status) {
     OK(status);
 }
 
+/* The emulation's device memory can be reached by its address. */
+static const uccl_ep_accelerator *emulation(void) {
+    static const uccl_ep_accelerator *table;
+    if (table) return table;
+    void *library = dlopen(EMULATION, RTLD_NOW | RTLD_LOCAL);
+    CHECK(library, "%s", dlerror());
+    union {
+        void *symbol;
+        const uccl_ep_accelerator *(*function)(void);
+    } entry = {.symbol = dlsym(library, UCCL_EP_ACCELERATOR_ENTRY)};
+    CHECK(entry.symbol, "no accelerator");
+    table = entry.function();
+    return table;
+}
+
 static void rank_main_of(sim_rank *r, void *argument) {
     struct run *t = argument;
+    uccl_ep_gpu *gpu = NULL;
+    void *memory = NULL;
     uccl_ep_sim_world *world = r->group->world;
     const uint32_t rank = r->rank;
     sim_comm_config c;
@@ -80,6 +101,14 @@ static void rank_main_of(sim_rank *r, void *argument) {
     c.config.first_ticket = t->first_ticket;
     c.config.max_message_bytes = t->max_message;
     c.config.ring_log2 = 5;
+    if (t->staged) {
+        OK(emulation()->open(0, &gpu));
+        OK(emulation()->device_alloc(gpu, HEAP, &memory));
+        c.config.heap = memory;
+        c.config.heap_bytes = HEAP;
+        c.config.heap_kind = UCCL_EP_MEMORY_EMULATED;
+        c.config.accelerator = EMULATION;
+    }
     const uccl_ep_bootstrap bootstrap = sim_bootstrap(r);
     uccl_ep_comm *comm;
     const uccl_ep_status created = uccl_ep_comm_create(&c.config, &bootstrap, &comm);
@@ -87,6 +116,7 @@ static void rank_main_of(sim_rank *r, void *argument) {
         CHECK_EQ(created, UCCL_EP_E_CAPABILITY);
         t->created = created;
         snprintf(t->reason, sizeof t->reason, "%s", uccl_ep_last_error()->text);
+        if (gpu) emulation()->close(gpu);
         return;
     }
     sim_proxies(world, rank, comm, t->proxies);
@@ -94,6 +124,7 @@ static void rank_main_of(sim_rank *r, void *argument) {
     OK(uccl_ep_comm_query(comm, &info));
     t->chosen = info.strategy;
     t->window = info.window;
+    CHECK_EQ(info.staged, t->staged);
     snprintf(t->reason, sizeof t->reason, "%s", info.strategy_reason);
     char *heap = t->heap[rank] = info.heap;
     t->comm[rank] = comm;
@@ -156,9 +187,12 @@ static void rank_main_of(sim_rank *r, void *argument) {
         t->stats.flushes += stats.flushes;
         t->stats.operations += stats.operations;
         t->stats.holds += stats.holds;
+        t->stats.staged_out += stats.staged_out;
+        t->stats.staged_in += stats.staged_in;
     }
     sim_barrier(r);
     sim_destroy(world, comm, t->proxies);
+    if (gpu) emulation()->close(gpu);
 }
 
 static void go(struct run *t, uint64_t seed) {
@@ -197,11 +231,21 @@ int main(int argc, char **argv) {
     };
     static const uint64_t firsts[] = {0, (1ull << 24) - 40, (1ull << 40) - 40, UINT64_MAX - 40, (1ull << 20) - 2};
     const uint64_t seeds = test_scaled(6);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < 2 * sizeof rows / sizeof *rows; i++) {
+        const bool staged = i & 1;
+        const char *const refuses = rows[i / 2].refused;
+        const uint32_t automatic = !staged                ? rows[i / 2].automatic
+                                   : strchr(refuses, '4') ? UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX
+                                                          : UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE;
         for (uint32_t strategy = 0; strategy < STRATEGIES; strategy++) {
             for (uint64_t k = 0; k < seeds; k++) {
-                struct run t = {.profile = rows[i].profile,
-                                .knobs = rows[i].knobs,
+                /* A copy is carried out in pieces, and at any time. */
+                char lazy[64];
+                snprintf(lazy, sizeof lazy, "lazy=%u,seed=%" PRIu64, 1 + (uint32_t)(k % 4) * 5, test_seed_value + k);
+                if (k % 3) setenv("UCCL_EP_EMULATION", lazy, 1);
+                struct run t = {.staged = staged,
+                                .profile = rows[i / 2].profile,
+                                .knobs = rows[i / 2].knobs,
                                 .strategy = strategy,
                                 .proxies = 1 + (uint32_t)(k % 3),
                                 .channels = 3,
@@ -211,18 +255,24 @@ int main(int argc, char **argv) {
                                 .first_ticket = k & 2 ? (1ull << 32) - 20 : 0};
                 /* The last line tells what failed. */
                 if (getenv("UCCL_EP_TEST_VERBOSE"))
-                    fprintf(stderr, "%s %s %s k %" PRIu64 ": %u proxies, pieces of %u, first %" PRIu64 "\n", t.profile,
-                            t.knobs, names[strategy], k, t.proxies, t.max_message, t.first_sequence);
+                    fprintf(stderr, "%s %s %s%s k %" PRIu64 ": %u proxies, pieces of %u, first %" PRIu64 "\n",
+                            t.profile, t.knobs, names[strategy], staged ? " staged" : "", k, t.proxies, t.max_message,
+                            t.first_sequence);
                 go(&t, test_seed_value + k);
-                const bool refused = strategy && strchr(rows[i].refused, (char)('0' + strategy));
+                unsetenv("UCCL_EP_EMULATION");
+                const char number = (char)('0' + strategy);
+                const bool refused = strategy && (strchr(refuses, number) || (staged && strchr("1236", number)));
                 CHECK((t.created != UCCL_EP_OK) == refused, "%s, %s: %s: %s", t.profile, names[strategy],
                       t.created ? "refused" : "taken", t.reason);
-                if (!refused && !strategy) CHECK_EQ(t.chosen, rows[i].automatic);
+                if (!refused && !strategy) CHECK_EQ(t.chosen, automatic);
+                if (staged && !refused) CHECK_EQ(t.stats.staged_out, t.stats.staged_in);
+                CHECK_EQ(t.stats.staged_out != 0, staged && !refused);
                 if (!k)
-                    printf("%-17s %-20s %s%s: %s; %llu applied, %llu returns, %llu flushes, %llu held\n", t.profile,
-                           names[strategy], refused ? "refused" : "", refused ? "" : names[t.chosen], t.reason,
-                           (unsigned long long)t.stats.applied, (unsigned long long)t.stats.returns,
-                           (unsigned long long)t.stats.flushes, (unsigned long long)t.stats.holds);
+                    printf("%-17s %-20s %s%s%s: %s; %llu applied, %llu returns, %llu flushes, %llu held\n", t.profile,
+                           names[strategy], staged ? "staged, " : "", refused ? "refused" : "",
+                           refused ? "" : names[t.chosen], t.reason, (unsigned long long)t.stats.applied,
+                           (unsigned long long)t.stats.returns, (unsigned long long)t.stats.flushes,
+                           (unsigned long long)t.stats.holds);
                 if (refused) break;
             }
         }

@@ -271,6 +271,29 @@ def test_a_pair_with_an_accelerator_says_where_it_is() -> None:
         given((4096, 4096), accelerator=Emulation())
 
 
+def test_device_memory_that_is_staged(device_memory: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
+    address, nbytes = device_memory
+    memory = (ctypes.c_uint8 * nbytes).from_address(address)  # the emulation's can be looked at
+    heap = (address, nbytes, "device")
+    with caplog.at_level("INFO", logger="uccl_ep"):
+        comm = given(heap, accelerator=Emulation(), backend="shm", staging="on", signals=8)
+    with comm:
+        assert (comm.info.staged, comm.info.staged_reason, comm.info.heap_kind) == (True, "asked for", "emulated")
+        assert comm.info.strategy == "sender_hold_mailbox"
+        assert "staged through host memory: asked for" in caplog.text
+        assert "heap staged through host memory" in comm.report()
+        memory[:64] = [7] * 64
+        comm.channel(0).put_signal(0, 0, 4096, 64, 3).wait()
+        assert list(memory[4096 : 4096 + 64]) == [7] * 64
+        assert comm.read_signal(3) == 1
+        (proxy,) = comm.stats()["proxies"]
+        assert proxy["staged_out"] == proxy["staged_in"] == 64
+    with given(heap, accelerator=Emulation(), backend="shm") as comm:
+        assert (comm.info.staged, comm.info.staged_reason) == (False, "")
+    with pytest.raises(errors.CommandError, match="no staging named 'maybe'"):
+        given(heap, accelerator=Emulation(), staging="maybe")
+
+
 def test_device_memory_that_the_nic_cannot_have(device_memory: tuple[int, int]) -> None:
     address, nbytes = device_memory
     array = SimpleNamespace(
@@ -283,7 +306,7 @@ def test_device_memory_that_the_nic_cannot_have(device_memory: tuple[int, int]) 
     )
     for heap in ((address, nbytes, "device"), SimpleNamespace(memory="device", address=address, nbytes=nbytes), array):
         with pytest.raises(errors.CapabilityError, match="registers no emulated memory, nor dmabuf"):
-            given(heap, accelerator=Emulation())
+            given(heap, accelerator=Emulation(), staging="off")
     with pytest.raises(errors.CommandError, match="has emulated memory"):
         given(
             (address, nbytes, "device"), accelerator=SimpleNamespace(kind="cuda", device=0, library=Emulation.library)
