@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LANE = ("--backend", "shm", "--lane", "gpu", "--accel", "cpu", "--ranks", "2")
 SECONDS = 300.0
 # What the lane has no means for, and all that needs it is left out.
-LACKS = frozenset(registry.NEEDS) - {"threads", "kill", "stop", "heaps", "warps", "device"}
+LACKS = frozenset(registry.NEEDS) - {"threads", "kill", "stop", "heaps", "gigabytes", "warps", "device"}
 
 
 def _check(report: dict[str, Any], said: str, heap: str, warp_size: int) -> None:

@@ -531,6 +531,8 @@ def _lacks(caps: dict[str, Any], ranks: int, strategy: str, single_writer: bool)
 
     Written from the table of needs, not from the library's.
     """
+    if caps["staged"] and strategy not in ("sequenced_immediate", "sender_hold_mailbox"):
+        return True  # the target's proxy has to take part
     flags, limits = caps["flags"], caps["limits"]
     by_read = flags["read_flushes"] and flags["completes_in_order"] and flags["error_stops"]
     visible = caps["completion_level"] == "visible" or flags["visible_on_request"] or by_read

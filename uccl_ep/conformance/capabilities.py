@@ -62,6 +62,7 @@ def describe(info: Any) -> dict[str, Any]:
         "completion_level": COMPLETION_LEVELS[int(caps.completion_level)],
         "flags": {name: bool(flags >> bit & 1) for bit, name, _ in FLAGS},
         "limits": {name: int(getattr(caps, name)) for name in LIMITS},
+        "staged": bool(info.staged),  # not the NIC's: what the library makes of it
     }
 
 

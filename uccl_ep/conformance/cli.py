@@ -40,7 +40,10 @@ def conformance(
     library: Annotated[Path | None, typer.Option(help="A backend's shared library instead of a name.")] = None,
     lane: Annotated[str | None, typer.Option(help="On what it runs.", show_default="the backend's")] = None,
     accel: Annotated[str | None, typer.Option(help="Of the lane gpu: whose kernels post: cuda, hip, cpu.")] = None,
-    heap: Annotated[str, typer.Option(help="Of the lane gpu: heaps in host or device memory.")] = "host",
+    heap: Annotated[str, typer.Option(help="Of the lanes gpu and sim: heaps in host or device memory.")] = "host",
+    staging: Annotated[
+        str, typer.Option(help="With --heap device: may heaps go through host memory: auto, on, off.")
+    ] = "auto",
     warp_size: Annotated[int | None, typer.Option(help="Lanes of a warp, with --accel cpu [32].")] = None,
     impair: Annotated[
         bool, typer.Option("--impair", help="Of the lane softroce: loss, delay and reordering on the wire.")
@@ -80,6 +83,7 @@ def conformance(
         lane=lane,
         accel=accel,
         heap=heap,
+        staging=staging,
         warp_size=warp_size,
         impair=impair,
         profile=profile,

@@ -74,6 +74,7 @@ def heading(result: SuiteResult) -> Text:
         f"{result.backend['name']} {result.backend['version']} (interface {result.backend['abi']}), "
         f"device {device['name']}, strategy {result.strategy}: {result.strategy_reason}"
         + (f"\n{'; '.join(result.labels)}" if result.labels else "")
+        + (f"\nheap in {result.heap}" if result.heap != "host memory" else "")
         + (f"\nposted by kernels: {result.kernels}" if result.kernels else "")
     )
 

@@ -26,7 +26,7 @@ from .registry import IMPLICIT_CLAUSES, Case
 if TYPE_CHECKING:
     from uccl_ep import Ticket
 
-    from .gpu import Session
+    from .gpu import Heaps, Session
     from .group import GroupOutcome
     from .judgement import Judgement
     from .recording import Part, RecordedCommunicator
@@ -103,7 +103,7 @@ class Task:
 class Context:
     def __init__(
         self, case: Case, rank: int, size: int, link: Link, *, seed: int, backend: dict[str, Any], time_scale: float,
-        session: Session | None = None,
+        session: Session | None = None, heaps: Heaps | None = None,
     ) -> None:  # fmt: skip
         self.case, self.rank, self.size, self.link, self.seed = case, rank, size, link, seed
         self.rng = np.random.default_rng(patterns.key_of((seed, case.id, rank)))
@@ -116,6 +116,7 @@ class Context:
         self._check_lock = threading.Lock()
         self.backend = backend
         self.session = session  # of the device whose kernels post, in a lane that has one
+        self._heaps = heaps  # in device memory, where the host posts
         self._benches: list[Bench] = []
         self._bench: Bench | None = None
         self._attempts = 0  # to make a communicator
@@ -197,6 +198,10 @@ class Context:
             from .gpu import KernelCommunicator
 
             return KernelCommunicator(self.session, part, bootstrap, **options)
+        if self._heaps is not None:
+            from .gpu import DeviceHeapCommunicator
+
+            return DeviceHeapCommunicator(self._heaps, part, bootstrap, **options)
         from .recording import RecordedCommunicator
 
         return RecordedCommunicator(part, bootstrap, **options)
@@ -219,6 +224,8 @@ class Context:
             self.close(bench)
         if self.session is not None:
             self.session.rest()
+        if self._heaps is not None:
+            self._heaps.rest()
 
     def report(self) -> str:
         """What the open communicators say of themselves: for a person who looks at a case that hangs."""

@@ -117,6 +117,23 @@ class _Desk:
             each.close()
 
 
+class Heaps:
+    """Device memory of a rank's communicators."""
+
+    def __init__(self, gpu: Accelerator) -> None:
+        self.gpu = gpu
+        self._kept: list[Buffer] = []
+
+    def take(self, nbytes: int) -> Buffer:
+        self._kept.append(self.gpu.alloc(nbytes))
+        return self._kept[-1]
+
+    def rest(self) -> None:
+        """No communicator is open."""
+        while self._kept:
+            self._kept.pop().close()
+
+
 class Session:
     """A rank's device, opened."""
 
@@ -136,7 +153,7 @@ class Session:
         self.slice = 0.001 if setup.accel == "cpu" else 0.0002  # seconds
         self._lock = threading.Lock()
         self._idle: list[_Desk] = []
-        self._heaps: list[Buffer] = []
+        self._heaps = Heaps(self.gpu)
         with self.desk() as desk:  # what a driver starts at the first launch is not the case's
             self.launch(desk, bytes(ffi.sizeof("uccl_ep_device_comm")), NOTHING)
         self.rest()
@@ -164,9 +181,9 @@ class Session:
 
     def rest(self) -> None:
         """No call is under way, and no communicator open: give back what they used."""
-        for kept in (self._idle, self._heaps):
-            while kept:
-                kept.pop().close()
+        while self._idle:
+            self._idle.pop().close()
+        self._heaps.rest()
 
     def facts(self) -> dict[str, Any]:
         info = self.gpu.info
@@ -180,10 +197,7 @@ class Session:
         }
 
     def heap(self, nbytes: int) -> Buffer | None:
-        if self.setup.heap != "device":
-            return None
-        self._heaps.append(self.gpu.alloc(nbytes))
-        return self._heaps[-1]
+        return self._heaps.take(nbytes) if self.setup.heap == "device" else None
 
     def _shape(self, op: int) -> tuple[int, int, int, slice]:
         """Scope, threads of the block, who calls, and whose results are wanted: drawn anew for each call."""
@@ -468,6 +482,17 @@ class DeviceHeap:
         data = np.empty(nbytes, np.uint8)
         data[:] = value
         self._buffer.copy_from(data, start)
+
+
+class DeviceHeapCommunicator(RecordedCommunicator):
+    """A communicator whose heap lies in device memory, and to which the host posts."""
+
+    def __init__(self, heaps: Heaps, part: Part, bootstrap: Any, **options: Any) -> None:
+        self._memory = heaps.take(options["heap_bytes"]) if options.get("heap") is None else None
+        super().__init__(part, bootstrap, memory=self._memory, accelerator=heaps.gpu, **options)
+
+    def raw_heap(self) -> Any:
+        return super().raw_heap() if self._memory is None else DeviceHeap(self._memory)
 
 
 class KernelCommunicator(RecordedCommunicator):

@@ -86,6 +86,7 @@ class SuiteResult:
     not_in_lane: list[str] = field(default_factory=list)
     waivers: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    heap: str = "host memory"  # where heaps lie, and whether they are staged
     accelerator: dict[str, Any] | None = None  # of the lane gpu: kind, name, heap and so on
     labels: list[str] = field(default_factory=list)  # what must be known to read this result, in a few words each
     wire: dict[str, Any] | None = None  # of the lane softroce: its guest, and what was counted on its devices
@@ -163,6 +164,7 @@ class SuiteResult:
             "capabilities": self.capabilities,
             "strategy": self.strategy,
             "strategy_reason": self.strategy_reason,
+            "heap": self.heap,
             "seed": self.seed,
             "level": self.level,
             "ranks": self.ranks,

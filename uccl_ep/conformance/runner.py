@@ -28,6 +28,7 @@ from .results import CaseResult, SuiteResult
 # Of the machine's time, for a case whose deadlines are virtual: so that one without an end does not stop the run.
 GUARD_SECONDS = 120.0
 ALL_PROFILES = "all"
+STAGING = ("auto", "off", "on")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Options:
     lane: str | None = None  # None: the backend's
     accel: str | None = None  # of the lane gpu: whose kernels
     heap: str = "host"  # or device memory
+    staging: str = "auto"  # may a heap in device memory go through host memory
     warp_size: int | None = None  # of the CPU's emulation
     profile: str | None = None
     provider: str | None = None
@@ -108,6 +110,12 @@ def _setup(options: Options) -> gpu.Setup | None:
 
 
 def _check_accelerator(lane: str, options: Options) -> None:
+    if options.staging not in STAGING:
+        raise SuiteError(f"--staging {options.staging!r}: {_nearest(options.staging, STAGING)}")
+    if options.heap not in gpu.HEAPS:
+        raise SuiteError(f"--heap {options.heap!r}: {_nearest(options.heap, gpu.HEAPS)}")
+    if options.staging != "auto" and options.heap == "host":
+        raise SuiteError(f"--staging {options.staging}: of heaps in device memory: add --heap device")
     if lane == "gpu":
         if options.accel is None:
             raise SuiteError(f"--accel is missing: whose kernels post: {', '.join(gpu.KINDS)}")
@@ -119,7 +127,7 @@ def _check_accelerator(lane: str, options: Options) -> None:
         return
     for option, value, default in (
         ("--accel", options.accel, None),
-        ("--heap", options.heap, "host"),
+        ("--heap", options.heap, "host" if lane != "sim" else options.heap),
         ("--warp-size", options.warp_size, None),
     ):
         if value != default:
@@ -169,6 +177,8 @@ def backend_arguments(options: Options) -> dict[str, Any]:
     arguments: dict[str, Any] = {"backend": library}
     if options.backend_options and not _simulated(options):  # there they are the world's knobs
         arguments["backend_options"] = options.backend_options
+    if options.staging != "auto":
+        arguments["staging"] = options.staging
     if options.strategy != "auto":
         arguments["strategy"] = options.strategy
         if options.strategy == _SUMS:
@@ -190,6 +200,8 @@ def probe(options: Options) -> dict[str, Any]:
             "abi": ".".join(map(str, info.backend_abi)),
             "strategy": str(info.strategy),
             "strategy_reason": info.strategy_reason,
+            "heap": f"{info.heap_kind} memory"
+            + (f", staged through host memory: {info.staged_reason}" if info.staged else ""),
             "accelerator": None if ctx.session is None else ctx.session.facts(),
             "device": {k: str(getattr(device, k)) for k in ("name", "vendor", "model", "firmware", "address")},
         }
@@ -230,8 +242,8 @@ def _run_simulated(case: Case, size: int, options: Options, arguments: dict[str,
     from .simulation import Setup, run_world, warm_up
 
     assert options.profile is not None
-    warm_up(options.profile, arguments["backend"])
-    setup = Setup(options.profile, options.backend_options)
+    warm_up(Setup(options.profile, heap=options.heap), arguments["backend"])
+    setup = Setup(options.profile, options.backend_options, options.heap)
 
     def main(_: int, sock: Any) -> None:
         run_world(case, size, sock, seed=seed, setup=setup, backend=arguments, time_scale=options.time_scale)
@@ -342,6 +354,8 @@ def plan(
         provides -= {"warps"}
     if options.heap == "device":
         provides -= {"heaps"}
+    if options.heap == "device" and options.accel in (None, "cpu"):
+        provides -= {"gigabytes"}  # emulated device memory is zeroed as a GPU's is: all of it is touched
     able = [c for c in chosen if c.needs <= provides]
     return able, [c.id for c in chosen if not c.needs <= provides]
 
@@ -418,6 +432,7 @@ def run_here(options: Options, progress: Progress | None = None, watcher: Watche
         capabilities=capabilities,
         strategy=strategy,
         strategy_reason=reason,
+        heap=identity.pop("heap"),
         seed=seed,
         level=options.level,
         ranks=options.ranks,
@@ -469,8 +484,11 @@ def replay(options: Options) -> str:
     if options.accel is not None:
         words += [f"--lane gpu --accel {options.accel} --heap {options.heap}"]
         words += [f"--warp-size {options.warp_size}"] if options.warp_size is not None else []
+    elif options.heap != "host":
+        words.append(f"--heap {options.heap}")
     words += ["--lane softroce"] if options.lane == "softroce" else []
     words += ["--impair"] if options.impair else []
+    words += [f"--staging {options.staging}"] if options.staging != "auto" else []
     words += [f"--profile {options.profile}"] if options.profile is not None else []
     defaults: Mapping[str, Any] = {"ranks": 4, "backend_options": "", "strategy": "auto", "time_scale": 1.0}
     words.append("--level full")

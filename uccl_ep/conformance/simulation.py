@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any
 from uccl_ep.errors import BootstrapError, DeadlineExceeded
 from uccl_ep.simulator import Meeting, World
 
-from . import patterns
+from . import gpu, patterns
 from .context import Context
 from .errors import GroupError, Interrupted
 from .group import GroupOutcome
@@ -41,6 +42,14 @@ class Setup:
 
     profile: str
     knobs: str = ""
+    heap: str = "host"  # or "device": the emulation's, which no virtual NIC reaches
+
+    def heaps(self) -> gpu.Heaps | None:
+        if self.heap == "host":
+            return None
+        import uccl_ep.accel
+
+        return gpu.Heaps(uccl_ep.accel.open("cpu"))
 
 
 @dataclass
@@ -152,6 +161,7 @@ class Simulation:
         self.ranks = ["running"] * size
         self.first: Outcome | None = None
         self._done = threading.Event()
+        self._heaps = [setup.heaps() for _ in range(size)]
         self.contexts = [
             Context(
                 case,
@@ -168,6 +178,7 @@ class Simulation:
                     "driver": self.world.driver(rank),
                 },
                 time_scale=time_scale,
+                heaps=self._heaps[rank],
             )
             for rank in range(size)
         ]
@@ -180,6 +191,9 @@ class Simulation:
             return self.first
         if "killed" not in self.ranks:
             self.world.join()
+            for heaps in self._heaps:
+                if heaps is not None:
+                    heaps.gpu.close()
         outcome = self._outcome("pass", {})
         self.world.close()
         return outcome
@@ -226,7 +240,7 @@ class Simulation:
 
 
 @functools.cache
-def warm_up(profile: str, library: Path) -> None:
+def warm_up(setup: Setup, library: Path) -> None:
     """Live a small life here, once: what is then loaded and made ready need not be again in the fork of every case."""
 
     def life(ctx: Context) -> None:
@@ -238,7 +252,7 @@ def warm_up(profile: str, library: Path) -> None:
 
     case = Case("warm.up", life, ("SIG-1",), ranks=(2,))
     backend = {"backend": library}
-    simulation = Simulation(case, 2, seed=1, setup=Setup(profile), backend=backend, time_scale=1.0)
+    simulation = Simulation(case, 2, seed=1, setup=setup, backend=backend, time_scale=1.0)
     simulation.conclude(simulation.run())
 
 
@@ -255,6 +269,9 @@ def run_world(
     """Run all ranks of a case in this (forked) process and send the result."""
     warnings.simplefilter("ignore", DeprecationWarning)
     link = ProcessLink(sock, 0)
+    if setup.heap != "host":
+        # Copies come late and in pieces: who does not wait for one is found out.
+        os.environ.setdefault("UCCL_EP_EMULATION", f"lazy=6,seed={patterns.key_of((seed, case.id)) & (1 << 32) - 1}")
     threads, descriptors = held()
     simulation = Simulation(case, size, seed=seed, setup=setup, backend=backend, time_scale=time_scale)
     outcome = simulation.run()

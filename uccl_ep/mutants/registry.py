@@ -32,10 +32,12 @@ class Ground:
     profile: str = ""
     strategy: str = "auto"  # asked for
     kernels: bool = False  # the lane gpu, on the CPU's emulation
+    heap: str = "host"  # or "device", which virtual NICs do not reach: staged
 
     def __str__(self) -> str:
         words = [self.profile, self.nic, "" if self.strategy == "auto" else self.strategy]
         words.append("posted by kernels" if self.kernels else "")
+        words.append("staged heaps" if self.heap == "device" else "")
         return ", ".join(filter(None, words)) or "no disturbance"
 
 
@@ -50,6 +52,7 @@ class Mutant:
     time_scale: float = 1.0  # of deadlines; less where the finding is that something takes for ever
     profile: str = ""  # of a virtual NIC that must break it
     strategy: str = "auto"
+    heap: str = "host"
 
     @property
     def name(self) -> str:
@@ -57,7 +60,7 @@ class Mutant:
 
     @property
     def ground(self) -> Ground:
-        return Ground(self.nic, self.profile, self.strategy, self.place == "device")
+        return Ground(self.nic, self.profile, self.strategy, self.place == "device", self.heap)
 
 
 def _nic(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
@@ -82,8 +85,9 @@ def _virtual(
     knobs: str = "",
     strategy: str = "auto",
     time_scale: float = 1.0,
+    heap: str = "host",
 ) -> Mutant:
-    return Mutant(place, fault, clause, what, knobs, first, time_scale, profile, strategy)
+    return Mutant(place, fault, clause, what, knobs, first, time_scale, profile, strategy, heap)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -238,6 +242,12 @@ MUTANTS: tuple[Mutant, ...] = (
              "strawman-min", "sig1.exact_sum", strategy="sender_hold_sum"),
     _virtual("core", "one_bank", "SIG-6", "lets several NICs add to one word", "connectx", "sig4.many_proxies",
              knobs="nics=4"),
+    _virtual("core", "applied_before_copied", "SIG-2", "adds a signal before its bytes are copied to the heap", "efa",
+             "sig2.chunks_in_order", heap="device"),
+    _virtual("core", "applied_before_copied", "SIG-2", "adds a signal before its bytes are copied to the heap",
+             "strawman-min", "sig2.chunks_in_order", heap="device"),
+    _virtual("core", "sent_before_copied", "PUT-1", "sends a put before its source is copied to host memory", "cxi",
+             "put1.sizes", heap="device"),
     _virtual("nic", "key32", "MEM-1", "cuts keys of 64 bits to 32", "cxi", "mem1.reached_by_all"),
     _virtual("nic", "queues", "MEM-1", "gives queues that it does not have", "efa", "mem1.queues_of_a_nic"),
 )  # fmt: skip

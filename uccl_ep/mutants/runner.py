@@ -232,7 +232,9 @@ def _look(
     """Promises and strategy of each unbroken NIC: what cases may ask for must not depend on what is broken."""
 
     def look(ground: Ground) -> tuple[dict[str, Any], str]:
-        job = Job(ground.nic, (seed,), profile=ground.profile, asked=ground.strategy, kernels=ground.kernels)
+        job = Job(
+            ground.nic, (seed,), profile=ground.profile, asked=ground.strategy, kernels=ground.kernels, heap=ground.heap
+        )
         (found,) = workers.run(job, None)
         return found["capabilities"], found["strategy"]
 
@@ -256,6 +258,7 @@ def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) 
         profile=mutant.profile,
         asked=mutant.strategy,
         kernels=mutant.ground.kernels,
+        heap=mutant.ground.heap,
         program=mutant.fault if mutant.place == "program" else "",
     )
     faults = {place: mutant.fault for place in ("core", "device") if place == mutant.place}
@@ -306,6 +309,7 @@ def _baselines(
             profile=where.ground.profile,
             asked=where.ground.strategy,
             kernels=where.ground.kernels,
+            heap=where.ground.heap,
             program=where.program,
         )
         for line in workers.run(job, "" if where.core else None):

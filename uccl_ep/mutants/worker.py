@@ -38,11 +38,12 @@ class Job:
     profile: str = ""  # of a virtual NIC
     asked: str = "auto"  # the strategy to ask for
     kernels: bool = False  # cases are posted by kernels
+    heap: str = "host"
     program: str = ""  # instead of cases: the wrong caller; in a baseline, the right one
 
     @property
     def ground(self) -> Ground:
-        return Ground(self.nic, self.profile, self.asked, self.kernels)
+        return Ground(self.nic, self.profile, self.asked, self.kernels, self.heap)
 
     @staticmethod
     def from_json(text: str) -> Job:
@@ -68,6 +69,7 @@ def _options(job: Job, seed: int) -> runner.Options:
             profile=job.profile,
             backend_options=job.nic,
             strategy=job.asked,
+            heap=job.heap,
             level="full",
             seed=seed,
             clauses=(job.clause,) if job.clause else (),
