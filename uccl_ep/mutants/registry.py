@@ -247,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _virtual("core", "applied_before_copied", "SIG-2", "adds a signal before its bytes are copied to the heap",
              "strawman-min", "sig2.chunks_in_order", heap="device"),
     _virtual("core", "sent_before_copied", "PUT-1", "sends a put before its source is copied to host memory", "cxi",
-             "put1.sizes", heap="device"),
+             "pub2.as_large_as_the_ring", heap="device"),
     _virtual("nic", "key32", "MEM-1", "cuts keys of 64 bits to 32", "cxi", "mem1.reached_by_all"),
     _virtual("nic", "queues", "MEM-1", "gives queues that it does not have", "efa", "mem1.queues_of_a_nic"),
 )  # fmt: skip
