@@ -122,6 +122,7 @@ uccl_ep_status verbs_region_register(uccl_ep_device *d, uccl_ep_region region, c
     *r = (verbs_region){.bytes = memory->bytes,
                         .address = (uintptr_t)memory->base,
                         .chunk = chunk,
+                        .chunk_log2 = (uint32_t)__builtin_ctzll(chunk),
                         .chunks = (uint32_t)chunks,
                         .access = memory->access,
                         .kind = memory->kind};
@@ -213,6 +214,7 @@ uccl_ep_status verbs_region_import(uccl_ep_device *d, uint32_t peer, uccl_ep_reg
     *remote = (verbs_remote){.bytes = theirs.bytes,
                              .address = theirs.address,
                              .chunk = theirs.chunk,
+                             .chunk_log2 = (uint32_t)__builtin_ctzll(theirs.chunk),
                              .chunks = theirs.chunks,
                              .rkeys = rkeys};
     return UCCL_EP_OK;

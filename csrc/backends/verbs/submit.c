@@ -109,7 +109,7 @@ static inline part part_at(const uccl_ep_endpoint *e, const verbs_remote *remote
                            uint32_t done, uint32_t granted_inline) {
     const uint64_t there = o->remote_offset + done;
     const uint32_t *rkeys = remote->rkeys + (size_t)e->nic_index * remote->chunks;
-    part p = {.there = remote->address + there, .rkey = rkeys[there / remote->chunk], .value = o->value};
+    part p = {.there = remote->address + there, .rkey = rkeys[there >> remote->chunk_log2], .value = o->value};
     bool last = true;
     if (o->kind == UCCL_EP_OPERATION_ADD64) {
         /* What was there before comes back, and nobody looks at it. */
@@ -122,7 +122,7 @@ static inline part part_at(const uccl_ep_endpoint *e, const verbs_remote *remote
         const uint64_t here = o->local_offset + done;
         p.length = within(remote->chunk, there, within(local->chunk, here, o->length - done));
         p.here = local->address + here;
-        p.lkey = local->keys[e->nic_index].lkey[here / local->chunk];
+        p.lkey = local->keys[e->nic_index].lkey[here >> local->chunk_log2];
         last = done + p.length == o->length;
         p.opcode = last || o->kind == UCCL_EP_OPERATION_READ ? opcodes[o->kind] : IBV_WR_RDMA_WRITE;
         /* The CPU copies what goes inline: not from a GPU's memory. */

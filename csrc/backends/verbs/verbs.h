@@ -193,7 +193,7 @@ typedef struct verbs_region {
     uint64_t bytes;   /* 0: not registered */
     uint64_t address; /* of its first byte, as work requests name it */
     uint64_t chunk;
-    uint32_t chunks, access, kind;
+    uint32_t chunk_log2, chunks, access, kind;
     verbs_keys keys[VERBS_MAX_NICS];
 } verbs_region;
 
@@ -201,7 +201,7 @@ typedef struct verbs_region {
 typedef struct verbs_remote {
     uint64_t bytes, address, chunk;
     uint32_t *rkeys; /* [nics][chunks] */
-    uint32_t chunks;
+    uint32_t chunks, chunk_log2;
 } verbs_remote;
 
 typedef struct verbs_nic {
