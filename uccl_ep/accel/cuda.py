@@ -11,16 +11,15 @@ import contextlib
 import functools
 import importlib
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from .. import errors
-from ._arguments import Packed
-from ._driver import Compiler, Dim3, Driver, Handle, Info, KernelAttributes
+from ._driver import Compiler, Handle, Info
+from ._runtime import Runtime
 
 # What first has cuFuncLoad, cuModuleEnumerateFunctions and cuFuncGetParamInfo.
 _NEEDED = (12, 4)
@@ -121,11 +120,32 @@ class Nvrtc(Compiler):
 
 
 # -------------------------------------------------------------------------------------------------------- the driver
-class Cuda(Driver):
+class Cuda(Runtime):
+    prefix = "cu"
+    error_prefix = "CUDA_ERROR_"
+    otherwise = MappingProxyType(
+        {
+            "Free": "MemFree",
+            "HostRegister": "MemHostRegister",
+            "HostGetDevicePointer": "MemHostGetDevicePointer",
+            "HostUnregister": "MemHostUnregister",
+            "MemsetAsync": "MemsetD8Async",
+            "EventCreateWithFlags": "EventCreate",
+            "ModuleOccupancyMaxActiveBlocksPerMultiprocessor": "OccupancyMaxActiveBlocksPerMultiprocessor",
+            "ModuleLaunchKernel": "LaunchKernel",
+            "ModuleLaunchCooperativeKernel": "LaunchCooperativeKernel",
+        }
+    )
+    codes = (
+        "CUDA_SUCCESS",
+        "CUDA_ERROR_NOT_READY",
+        "CUDA_ERROR_NOT_FOUND",
+        "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+    )
+
     def __init__(self, index: int) -> None:
         self._cuda: Any = _package("driver")
-        self._lock = threading.RLock()  # what is given back, the collector may give back anywhere
-        self._registered: dict[int, int] = {}  # host memory that somebody else registered: how often it is used here
+        super().__init__(self._cuda, self._cuda.CUresult)
         nvrtc = Nvrtc()
         self.compiler = nvrtc
         try:
@@ -197,29 +217,9 @@ class Cuda(Driver):
         which = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self._call("cuDeviceGetAttribute", which, self._device))
 
-    # Calls: by name, since an error should say which.
-    def _call(self, name: str, *arguments: Any) -> Any:
-        code, *values = getattr(self._cuda, name)(*arguments)
-        if code != self._cuda.CUresult.CUDA_SUCCESS:
-            raise self._error(name, code)
-        return values[0] if len(values) == 1 else values
-
     def _text(self, code: Any) -> str:
         _, text = self._cuda.cuGetErrorString(code)
         return f"{code.name}" + (f", {_string(text)}" if text else "")
-
-    def _error(self, name: str, code: Any) -> errors.UcclEpError:
-        kinds = {
-            "OUT_OF_MEMORY": errors.OutOfMemory,
-            "NO_DEVICE": errors.NoDevice,
-            "INVALID_DEVICE": errors.NoDevice,
-            "NOT_SUPPORTED": errors.Unsupported,
-            "NO_BINARY_FOR_GPU": errors.UnsupportedArchitecture,
-            "COOPERATIVE_LAUNCH_TOO_LARGE": errors.CommandError,
-            "LAUNCH_OUT_OF_RESOURCES": errors.CommandError,
-        }
-        kind = kinds.get(code.name.removeprefix("CUDA_ERROR_"), errors.AcceleratorError)
-        return kind(f"{name}: {self._text(code)}", vendor_code=int(code))
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
@@ -229,44 +229,16 @@ class Cuda(Driver):
         finally:
             self._call("cuCtxPopCurrent")
 
-    def _inside(self, name: str, *arguments: Any) -> Any:
-        with self._current():
-            return self._call(name, *arguments)
-
     # Memory.
     def alloc(self, nbytes: int) -> int:
         return int(self._inside("cuMemAlloc", nbytes))
 
-    def free(self, address: int) -> None:
-        self._inside("cuMemFree", address)
-
     def host_register(self, address: int, nbytes: int) -> int:
         flags = self._cuda.CU_MEMHOSTREGISTER_PORTABLE | self._cuda.CU_MEMHOSTREGISTER_DEVICEMAP
-        taken = self._cuda.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
-        with self._lock, self._current():
-            (code,) = self._cuda.cuMemHostRegister(address, nbytes, flags)
-            if code not in (self._cuda.CUresult.CUDA_SUCCESS, taken):
-                raise errors.RegistrationError(
-                    f"{nbytes} bytes of host memory cannot be registered with the GPU: {self._text(code)}. It must be "
-                    "ordinary memory of this process, and as much must be allowed to be locked (ulimit -l)",
-                    vendor_code=int(code),
-                )
-            if code == taken:
-                self._registered[address] = self._registered.get(address, 0) + 1
-            return int(self._call("cuMemHostGetDevicePointer", address, 0))
-
-    def host_unregister(self, address: int) -> None:
-        with self._lock, self._current():
-            if self._registered.get(address, 0):
-                self._registered[address] -= 1
-            else:
-                self._call("cuMemHostUnregister", address)
+        return self._register(address, nbytes, flags)
 
     def copy(self, stream: Handle, to: int, source: int, nbytes: int) -> None:
         self._inside("cuMemcpyAsync", to, source, nbytes, stream)
-
-    def fill(self, stream: Handle, address: int, value: int, nbytes: int) -> None:
-        self._inside("cuMemsetD8Async", address, value, nbytes, stream)
 
     def export_dmabuf(self, address: int, nbytes: int) -> int:
         kind = self._cuda.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
@@ -276,39 +248,8 @@ class Cuda(Driver):
     def stream_create(self) -> Handle:
         return int(self._inside("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
 
-    def stream_destroy(self, stream: Handle) -> None:
-        self._inside("cuStreamDestroy", stream)
-
-    def stream_done(self, stream: Handle) -> bool:
-        with self._current():
-            return self._ready("cuStreamQuery", stream)
-
-    def _ready(self, name: str, handle: Handle) -> bool:
-        (code,) = getattr(self._cuda, name)(handle)
-        if code == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        if code != self._cuda.CUresult.CUDA_SUCCESS:
-            raise self._error(name, code)
-        return True
-
-    def stream_wait(self, stream: Handle, event: Handle) -> None:
-        self._inside("cuStreamWaitEvent", stream, event, 0)
-
     def event_record(self, stream: Handle) -> Handle:
-        with self._current():
-            event = int(self._call("cuEventCreate", self._cuda.CUevent_flags.CU_EVENT_DEFAULT))
-            self._call("cuEventRecord", event, stream)
-            return event
-
-    def event_destroy(self, event: Handle) -> None:
-        self._inside("cuEventDestroy", event)
-
-    def event_done(self, event: Handle) -> bool:
-        with self._current():
-            return self._ready("cuEventQuery", event)
-
-    def event_seconds(self, begin: Handle, end: Handle) -> float:
-        return float(self._inside("cuEventElapsedTime", begin, end)) / 1e3
+        return self._record(self._cuda.CUevent_flags.CU_EVENT_DEFAULT, stream)
 
     # Code.
     def load(self, image: bytes, name: str) -> Handle:
@@ -322,18 +263,6 @@ class Cuda(Driver):
     def _functions(self, module: Handle) -> list[Any]:
         count = self._call("cuModuleGetFunctionCount", module)
         return list(self._call("cuModuleEnumerateFunctions", count, module)) if count else []
-
-    def unload(self, module: Handle) -> None:
-        self._inside("cuModuleUnload", module)
-
-    def function(self, module: Handle, name: str) -> Handle | None:
-        with self._current():
-            code, function = self._cuda.cuModuleGetFunction(module, name.encode())
-            if code == self._cuda.CUresult.CUDA_ERROR_NOT_FOUND:
-                return None
-            if code != self._cuda.CUresult.CUDA_SUCCESS:
-                raise self._error("cuModuleGetFunction", code)
-            return function
 
     def names(self, module: Handle) -> Sequence[str]:
         with self._current():
@@ -350,15 +279,6 @@ class Cuda(Driver):
                     raise self._error("cuFuncGetParamInfo", code)
                 sizes.append(int(size))
 
-    def attributes(self, function: Handle) -> KernelAttributes:
-        with self._current():
-            return KernelAttributes(
-                max_threads=self._function_attribute(function, "MAX_THREADS_PER_BLOCK"),
-                registers=self._function_attribute(function, "NUM_REGS"),
-                shared_bytes=self._function_attribute(function, "SHARED_SIZE_BYTES"),
-                local_bytes=self._function_attribute(function, "LOCAL_SIZE_BYTES"),
-            )
-
     def _function_attribute(self, function: Handle, name: str) -> int:
         which = getattr(self._cuda.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         return int(self._call("cuFuncGetAttribute", which, function))
@@ -366,17 +286,6 @@ class Cuda(Driver):
     def allow_shared(self, function: Handle, nbytes: int) -> None:
         which = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._inside("cuFuncSetAttribute", function, which, nbytes)
-
-    def blocks_per_multiprocessor(self, function: Handle, threads: int, shared: int) -> int:
-        return int(self._inside("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, threads, shared))
-
-    def launch(
-        self, function: Handle, stream: Handle, grid: Dim3, block: Dim3, packed: Packed, shared: int, cooperative: bool
-    ) -> None:
-        if cooperative:
-            self._inside("cuLaunchCooperativeKernel", function, *grid, *block, shared, stream, packed.address)
-        else:
-            self._inside("cuLaunchKernel", function, *grid, *block, shared, stream, packed.address, 0)
 
     def close(self) -> None:
         self._call("cuDevicePrimaryCtxRelease", self._device)

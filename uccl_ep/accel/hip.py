@@ -11,15 +11,14 @@ import ctypes
 import functools
 import importlib
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import errors
-from ._arguments import Packed
-from ._driver import Compiler, Dim3, Driver, Handle, Info, KernelAttributes
+from ._driver import Compiler, Handle, Info
+from ._runtime import Runtime
 
 
 def _package(name: str) -> Any:
@@ -94,11 +93,14 @@ class Hiprtc(Compiler):
 
 
 # -------------------------------------------------------------------------------------------------------- the driver
-class Hip(Driver):
+class Hip(Runtime):
+    prefix = "hip"
+    error_prefix = "hipError"
+    codes = ("hipSuccess", "hipErrorNotReady", "hipErrorNotFound", "hipErrorHostMemoryAlreadyRegistered")
+
     def __init__(self, index: int) -> None:
         self._hip: Any = _package("hip")
-        self._lock = threading.RLock()  # what is given back, the collector may give back anywhere
-        self._registered: dict[int, int] = {}
+        super().__init__(self._hip, self._hip.hipError_t)
         self.compiler = Hiprtc()
         try:
             code, count = self._hip.hipGetDeviceCount()
@@ -154,29 +156,15 @@ class Hip(Driver):
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
-            code, *values = getattr(self._hip, name)(*arguments)
+            return super()._call(name, *arguments)
         except RuntimeError as error:  # the bindings found the library, and not the function in it
+            if isinstance(error, errors.UcclEpError):
+                raise
             raise errors.DriverTooOld(f"HIP's runtime has no {name} ({error}): ROCm 6.0 or newer is needed") from error
-        if code != self._hip.hipError_t.hipSuccess:
-            raise self._error(name, code)
-        return values[0] if len(values) == 1 else values
 
     def _text(self, code: Any) -> str:
         _, text = self._hip.hipGetErrorString(code)
         return f"{code.name}, {text}"
-
-    def _error(self, name: str, code: Any) -> errors.UcclEpError:
-        kinds = {
-            "OutOfMemory": errors.OutOfMemory,
-            "NoDevice": errors.NoDevice,
-            "InvalidDevice": errors.NoDevice,
-            "NotSupported": errors.Unsupported,
-            "NoBinaryForGpu": errors.UnsupportedArchitecture,
-            "CooperativeLaunchTooLarge": errors.CommandError,
-            "LaunchOutOfResources": errors.CommandError,
-        }
-        kind = kinds.get(code.name.removeprefix("hipError"), errors.AcceleratorError)
-        return kind(f"{name}: {self._text(code)}", vendor_code=int(code))
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
@@ -187,46 +175,18 @@ class Hip(Driver):
         finally:
             self._call("hipSetDevice", before)
 
-    def _inside(self, name: str, *arguments: Any) -> Any:
-        with self._current():
-            return self._call(name, *arguments)
-
     # Memory.
     def alloc(self, nbytes: int) -> int:
         # Fine-grained: what NICs and other processes write is seen by kernels that run, which plain device memory does
         # not promise (MEM-1).
         return int(self._inside("hipExtMallocWithFlags", nbytes, self._hip.hipDeviceMallocFinegrained))
 
-    def free(self, address: int) -> None:
-        self._inside("hipFree", address)
-
     def host_register(self, address: int, nbytes: int) -> int:
         flags = self._hip.hipHostRegisterMapped | self._hip.hipHostRegisterPortable
-        results = self._hip.hipError_t
-        with self._lock, self._current():
-            (code,) = self._hip.hipHostRegister(address, nbytes, flags)
-            if code not in (results.hipSuccess, results.hipErrorHostMemoryAlreadyRegistered):
-                raise errors.RegistrationError(
-                    f"{nbytes} bytes of host memory cannot be registered with the GPU: {self._text(code)}. It must be "
-                    "ordinary memory of this process, and as much must be allowed to be locked (ulimit -l)",
-                    vendor_code=int(code),
-                )
-            if code != results.hipSuccess:
-                self._registered[address] = self._registered.get(address, 0) + 1
-            return int(self._call("hipHostGetDevicePointer", address, 0))
-
-    def host_unregister(self, address: int) -> None:
-        with self._lock, self._current():
-            if self._registered.get(address, 0):
-                self._registered[address] -= 1
-            else:
-                self._call("hipHostUnregister", address)
+        return self._register(address, nbytes, flags)
 
     def copy(self, stream: Handle, to: int, source: int, nbytes: int) -> None:
         self._inside("hipMemcpyAsync", to, source, nbytes, self._hip.hipMemcpyKind.hipMemcpyDefault, stream)
-
-    def fill(self, stream: Handle, address: int, value: int, nbytes: int) -> None:
-        self._inside("hipMemsetAsync", address, value, nbytes, stream)
 
     def export_dmabuf(self, address: int, nbytes: int) -> int:
         descriptor = ctypes.c_int(-1)
@@ -238,55 +198,16 @@ class Hip(Driver):
     def stream_create(self) -> Handle:
         return int(self._inside("hipStreamCreateWithFlags", self._hip.hipStreamNonBlocking))
 
-    def stream_destroy(self, stream: Handle) -> None:
-        self._inside("hipStreamDestroy", stream)
-
-    def stream_done(self, stream: Handle) -> bool:
-        with self._current():
-            return self._ready("hipStreamQuery", stream)
-
-    def _ready(self, name: str, handle: Handle) -> bool:
-        (code,) = getattr(self._hip, name)(handle)
-        if code == self._hip.hipError_t.hipErrorNotReady:
-            return False
-        if code != self._hip.hipError_t.hipSuccess:
-            raise self._error(name, code)
-        return True
-
-    def stream_wait(self, stream: Handle, event: Handle) -> None:
-        self._inside("hipStreamWaitEvent", stream, event, 0)
-
     def event_record(self, stream: Handle) -> Handle:
-        with self._current():
-            event = int(self._call("hipEventCreateWithFlags", self._hip.hipEventDefault))
-            self._call("hipEventRecord", event, stream)
-            return event
-
-    def event_destroy(self, event: Handle) -> None:
-        self._inside("hipEventDestroy", event)
-
-    def event_done(self, event: Handle) -> bool:
-        with self._current():
-            return self._ready("hipEventQuery", event)
-
-    def event_seconds(self, begin: Handle, end: Handle) -> float:
-        return float(self._inside("hipEventElapsedTime", begin, end)) / 1e3
+        return self._record(self._hip.hipEventDefault, stream)
 
     # Code: loading puts all of it onto the device.
     def load(self, image: bytes, name: str) -> Handle:
         return int(self._inside("hipModuleLoadData", np.frombuffer(image, np.uint8).ctypes.data))
 
-    def unload(self, module: Handle) -> None:
-        self._inside("hipModuleUnload", module)
-
     def function(self, module: Handle, name: str) -> Handle | None:
-        with self._current():
-            code, function = self._hip.hipModuleGetFunction(module, name.encode())
-            if code == self._hip.hipError_t.hipErrorNotFound:
-                return None
-            if code != self._hip.hipError_t.hipSuccess:
-                raise self._error("hipModuleGetFunction", code)
-            return int(function)
+        found = super().function(module, name)
+        return None if found is None else int(found)
 
     def names(self, module: Handle) -> None:
         return None
@@ -294,32 +215,12 @@ class Hip(Driver):
     def parameter_sizes(self, function: Handle) -> None:
         return None
 
-    def attributes(self, function: Handle) -> KernelAttributes:
-        with self._current():
-            return KernelAttributes(
-                max_threads=self._function_attribute(function, "MAX_THREADS_PER_BLOCK"),
-                registers=self._function_attribute(function, "NUM_REGS"),
-                shared_bytes=self._function_attribute(function, "SHARED_SIZE_BYTES"),
-                local_bytes=self._function_attribute(function, "LOCAL_SIZE_BYTES"),
-            )
-
     def _function_attribute(self, function: Handle, name: str) -> int:
         which = getattr(self._hip.hipFunction_attribute, f"HIP_FUNC_ATTRIBUTE_{name}")
         return int(self._call("hipFuncGetAttribute", which, function))
 
     def allow_shared(self, function: Handle, nbytes: int) -> None:
         """A block may ask for all that there is."""
-
-    def blocks_per_multiprocessor(self, function: Handle, threads: int, shared: int) -> int:
-        return int(self._inside("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", function, threads, shared))
-
-    def launch(
-        self, function: Handle, stream: Handle, grid: Dim3, block: Dim3, packed: Packed, shared: int, cooperative: bool
-    ) -> None:
-        if cooperative:
-            self._inside("hipModuleLaunchCooperativeKernel", function, *grid, *block, shared, stream, packed.address)
-        else:
-            self._inside("hipModuleLaunchKernel", function, *grid, *block, shared, stream, packed.address, 0)
 
     def close(self) -> None:
         """The runtime keeps its context."""
