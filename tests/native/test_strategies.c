@@ -229,7 +229,8 @@ int main(int argc, char **argv) {
         {"pollara", UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, "12356", "retry_exc_inflight_bytes=1024"},
         {"strawman-min", UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX, "1234", "max_wr=2"},
     };
-    static const uint64_t firsts[] = {0, (1ull << 24) - 40, (1ull << 40) - 40, UINT64_MAX - 40, (1ull << 20) - 2};
+    static const uint64_t firsts[] = {
+        0, (1ull << 24) - 40, (1ull << 40) - 40, UINT64_MAX - 40, (1ull << 20) - 2, (1ull << 20) - 1};
     const uint64_t seeds = test_scaled(6);
     for (size_t i = 0; i < 2 * sizeof rows / sizeof *rows; i++) {
         const bool staged = i & 1;
