@@ -63,6 +63,17 @@ def test_other_warps_and_heaps(conformance: Conformance, warp_size: int, heap: s
     assert ("pub2.more_than_the_ring" in report["not_in_lane"]) == (warp_size == 1)
 
 
+@pytest.mark.required_in_ci
+def test_heaps_that_are_staged(conformance: Conformance) -> None:
+    """Where processes run at the same time: copies, records and words come at any moment."""
+    chosen = [word for glob in ("thr1.*", "put1.*", "qui5.*", "sig2.*") for word in ("--case", glob)]
+    status, report, said = conformance(*LANE, *chosen, "--heap", "device", "--staging", "on", timeout=SECONDS)
+    assert status == 0, said[-6000:]
+    _check(report, said, "device", 32)
+    assert report["heap"] == "emulated memory, staged through host memory: asked for"
+    assert len(report["cases"]) >= 20
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

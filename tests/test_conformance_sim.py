@@ -48,6 +48,35 @@ def test_all_profiles(conformance: Conformance) -> None:
 
 
 @pytest.mark.required_in_ci
+def test_heaps_that_are_staged(conformance: Conformance, tmp_path: Path) -> None:
+    """No virtual NIC reaches the memory of a GPU. All cases of all profiles so are a night's (tools/nightly.sh)."""
+    chosen = [
+        word for glob in ("put1.*", "put3.*", "sig2.*", "qui0.*", "qui5.*", "err6.*") for word in ("--case", glob)
+    ]
+    status, report, said = conformance(
+        *SIM, "--profile", "all", "--heap", "device", "--ranks", "2", "--seed", "1", *chosen, timeout=400
+    )
+    assert status == 0, said[-6000:]
+    assert [one["profile"] for one in report["profiles"]] == list(PROFILES)
+    for one in report["profiles"]:
+        numbers = STRATEGY[one["profile"]] != "sender_hold_mailbox" and one["profile"] != "cxi"
+        assert one["strategy"] == ("sequenced_immediate" if numbers else "sender_hold_mailbox")
+        assert one["heap"].startswith(f"emulated memory, staged through host memory: {one['profile']}")
+        assert {case["status"] for case in one["cases"]} == {"pass"}, said[-6000:]
+        assert len(one["cases"]) >= 20
+        assert one["histories"]["remarks"] == []
+    page = tmp_path / "card.html"
+    only = ("--profile", "efa", "--heap", "device", "--case", "sig1.exact_sum", "--html", str(page))
+    status, report, said = conformance(*SIM, *only)
+    assert status == 0, said[-6000:]
+    assert report["heap"] in page.read_text()
+    assert "staged through host memory" in said
+    status, report, said = conformance(*SIM, *only, "--staging", "off")
+    assert (status, report) == (2, {})
+    assert "staging is off" in said
+
+
+@pytest.mark.required_in_ci
 @pytest.mark.parametrize("profile", ["efa", "cxi", "strawman-min"])
 def test_the_same_seed_is_the_same_run(profile: str, conformance: Conformance) -> None:
     """Bit for bit: every event, choice and virtual nanosecond is in the hash."""
@@ -69,6 +98,9 @@ def test_what_cannot_be_run_is_refused(conformance: Conformance) -> None:
         (("--profile", "efa", "--backend-options", "no_such=1"), "no_such"),
         (("--profile", "all", "--html", "x.html"), "--html is for one profile"),
         (("--profile", "efa", "--lane", "shm"), "go together"),
+        (("--profile", "efa", "--heap", "device", "--staging", "maybe"), "--staging 'maybe'"),
+        (("--profile", "efa", "--staging", "on"), "add --heap device"),
+        (("--profile", "efa", "--heap", "moon"), "--heap 'moon'"),
     ):
         status, report, said = conformance(*SIM, *arguments)
         assert (status, report) == (2, {})

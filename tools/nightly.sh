@@ -39,8 +39,11 @@ step twice uccl-ep explore --profile efa3 --profile thor2 --profile pollara --ex
 step wrong uccl-ep explore --profile all --wrong --seeds "$(of 1000)" --seed "$first" --json "$folder/wrong.json"
 step mutants uccl-ep mutants --seeds "$(of 3)" --json "$folder/mutants.json"
 step suite uccl-ep conformance --backend sim --profile all --level full --seed "$first" --json "$folder/suite.json"
+step staged uccl-ep conformance --backend sim --profile all --heap device --level full --seed "$first" --json "$folder/staged.json"
 for warp in 1 32 64; do
     step "gpu-$warp" uccl-ep conformance --lane gpu --accel cpu --warp-size $warp --level full --seed "$first" --json "$folder/gpu-$warp.json"
 done
 step gpu-device uccl-ep conformance --lane gpu --accel cpu --heap device --level full --seed "$first" --json "$folder/gpu-device.json"
+step gpu-staged uccl-ep conformance --lane gpu --accel cpu --heap device --staging on --level full --seed "$first" \
+    --json "$folder/gpu-staged.json"
 exit $bad

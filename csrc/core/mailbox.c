@@ -386,19 +386,14 @@ bool mailbox_extent(const struct proxy *p, uint32_t source, uint64_t number, uin
     return true;
 }
 
-/* Returns whether the record that is next was there. */
-static bool apply_tagged(struct proxy *p, uint32_t source) {
+static void apply_tagged(struct proxy *p, uint32_t source, const struct record *r) {
     struct link *l = &p->links[source];
-    struct record r;
-    if (!tagged_here(p, source, &r)) return false;
-    const uint32_t slot = record_tagged_slot(&r);
+    const uint32_t slot = record_tagged_slot(r);
     const bool signal = signals(p, source, l->expected++);
-    if (!signal) return true;
     if (UNLIKELY(slot >= p->signals))
         bad_record(p, source, slot);
-    else
-        add(p, slot, record_tagged_add(&r));
-    return true;
+    else if (signal)
+        add(p, slot, record_tagged_add(r));
 }
 
 /* Bytes that wake: a line of them, 64 sources, and another in the next pass: idling costs the same with any number. */
@@ -463,11 +458,12 @@ static bool receive_numbered(struct proxy *p, uint32_t source, uint64_t end) {
 }
 
 static bool receive_tagged(struct proxy *p, uint32_t source) {
+    /* Looked at once: what comes after this look has not been brought. */
     struct record r;
-    uint64_t end = p->links[source].expected;
-    if (p->staging) end += tagged_here(p, source, &r);
-    if (p->staging && !staging_landed(p, source, &end)) return true;
-    return apply_tagged(p, source) || awaited(p, source);
+    if (!tagged_here(p, source, &r)) return awaited(p, source);
+    uint64_t end = p->links[source].expected + 1;
+    if (!p->staging || staging_landed(p, source, &end)) apply_tagged(p, source, &r);
+    return true;
 }
 
 static bool look_at_watched(struct proxy *p) {

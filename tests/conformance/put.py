@@ -202,7 +202,7 @@ def idle_target(ctx: Context) -> None:
     clauses=("PUT-2", "QUI-1"),
     ranks=(2, 4),
     needs=("stop",),
-    requires=("completion_visible", "atomic_add64"),
+    requires=("completion_visible", "atomic_add64", "heap_reached"),
 )
 def stopped_target(ctx: Context) -> None:
     """Puts and signals to a process that is stopped complete; it finds them when it goes on."""

@@ -50,8 +50,9 @@ LIMITS = (
     "max_receives",
 )
 COMPLETION_LEVELS = ("transmitted", "delivered", "visible")
-# Also to be required by cases: a completion at least as strong as this.
-NAMES = frozenset(name for _, name, _ in FLAGS) | {f"completion_{level}" for level in COMPLETION_LEVELS}
+# Also to be required by cases: a completion at least as strong as this, and a heap that is not staged.
+REACHED = "heap_reached"
+NAMES = frozenset(name for _, name, _ in FLAGS) | {f"completion_{level}" for level in COMPLETION_LEVELS} | {REACHED}
 
 
 def describe(info: Any) -> dict[str, Any]:
@@ -62,11 +63,13 @@ def describe(info: Any) -> dict[str, Any]:
         "completion_level": COMPLETION_LEVELS[int(caps.completion_level)],
         "flags": {name: bool(flags >> bit & 1) for bit, name, _ in FLAGS},
         "limits": {name: int(getattr(caps, name)) for name in LIMITS},
-        "staged": bool(info.staged),  # not the NIC's: what the library makes of it
+        "staged": bool(info.staged),
     }
 
 
 def promised(caps: dict[str, Any], name: str) -> bool:
+    if name == REACHED:
+        return not caps["staged"]
     if name.startswith("completion_"):
         level = name.removeprefix("completion_")
         return COMPLETION_LEVELS.index(caps["completion_level"]) >= COMPLETION_LEVELS.index(level)
