@@ -76,6 +76,12 @@ static uccl_ep_status agree_on_staging(uccl_ep_comm *comm, const hello *all) {
                               "the heap of rank %u is staged through host memory, and that of rank %u lies there: take "
                               "heaps of one kind on all ranks",
                               first, rank);
+    if (comm->config.signals_kind != UCCL_EP_MEMORY_HOST)
+        return fail_local(
+            UCCL_EP_E_CAPABILITY, "MEM-3",
+            "the heap of rank %u is staged through host memory, where the CPU adds signals: take signals in "
+            "host memory, or a NIC that reaches the heap",
+            first);
     if (!comm->staged_reason[0]) snprintf(comm->staged_reason, sizeof comm->staged_reason, "rank %u needs it", first);
     comm->staged = true;
     return UCCL_EP_OK;

@@ -160,6 +160,9 @@ static void test_device_signals(void) {
     config.strategy = UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX;
     refused(&config, UCCL_EP_E_CAPABILITY, "it needs signals in host memory");
     config.strategy = UCCL_EP_STRATEGY_AUTO;
+    config.staging = UCCL_EP_STAGING_ON;
+    refused(&config, UCCL_EP_E_CAPABILITY, "where the CPU adds signals: take signals in host memory");
+    config.staging = UCCL_EP_STAGING_AUTO;
     config.signals_kind = UCCL_EP_MEMORY_CUDA;
     refused(&config, UCCL_EP_E_INVALID, "of the same kind");
     emulation->device_free(gpu, heap);
