@@ -134,13 +134,10 @@ static void run(void (*body)(sim_rank *, void *), struct test *t, uint32_t ranks
     queue_calls = 0;
     uccl_ep_sim_world *world = sim_open(t->profile, "", ranks, test_seed_value);
     sim_run_killing(world, ranks, body, t, killed);
-    if (!killed) {
-        SIM->world_close(world);
-        CHECK(!watched->opened && !watched->memory && !watched->host,
-              "%s: %" PRId64 " devices, %" PRId64 " allocations and %" PRId64 " registrations are left", t->profile,
-              watched->opened, watched->memory, watched->host);
-    }
-    watched->opened = watched->memory = watched->host = 0; /* of the dead */
+    if (!killed) SIM->world_close(world);
+    CHECK(!watched->opened && !watched->memory && !watched->host,
+          "%s: %" PRId64 " devices, %" PRId64 " allocations and %" PRId64 " registrations are left", t->profile,
+          watched->opened, watched->memory, watched->host);
     queue_fails = 0;
     queue_failed = NULL;
 }
@@ -260,8 +257,8 @@ static void dead_target_rank(sim_rank *r, void *argument) {
     begin(r, t, &l, SECOND);
     uccl_ep_sim_world *world = r->group->world;
     if (r->rank == 1) {
-        while (!t->lost) SIM->yield(world);
-        turns(r, 1000000); /* it dies here */
+        while (!t->lost) SIM->yield(world); /* it dies here, and goes on when the world ends */
+        end(r, &l);
         return;
     }
     hold(world, &l.staging->out, SECOND / 2);
@@ -289,7 +286,8 @@ static void dead_source_rank(sim_rank *r, void *argument) {
         while (!t->lost) SIM->yield(world);
         memset(l.heap, 9, 64);
         (void)!uccl_ep_put_signal(l.comm, 0, 0, 0, 4096, 64, 1, 1, DEFAULT, NULL);
-        turns(r, 1000000);
+        while (!t->value) SIM->yield(world); /* it dies here, and goes on when the world ends */
+        end(r, &l);
         return;
     }
     hold(world, &l.staging->in, SECOND / 2);
