@@ -281,7 +281,7 @@ class Communicator:
         `signals_memory`: "device" has the signal words beside a heap in device memory, where kernels alone read them;
         for NICs that add to them there, in order behind the payload (MEM-3).
         `staging`: may a heap in device memory go through host memory: "auto", where the NIC does not reach it, "on" or
-        "off" (docs/accelerators.md); info.staged says whether it does.
+        "off" (docs/python.md); info.staged says whether it does.
         `driver`: who runs the proxies and owns the clock, whatever `progress` says.
         """
         self._bootstrap = bootstrap
