@@ -48,6 +48,19 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
+def fake_libibverbs(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libibverbs made of software (tests/native/fake_ibverbs). Built here, since it is part of no installation."""
+    from uccl_ep import paths
+
+    if not (paths.library_dir() / "libuccl_ep_backend_connectx.so").is_file():
+        pytest.skip("this installation was built without libibverbs' headers")
+    target = tmp_path_factory.mktemp("fake") / "libibverbs.so.1"
+    sources = sorted(map(str, (checkout / "tests/native/fake_ibverbs").glob("*.c")))
+    subprocess.run(["cc", "-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", *sources, "-o", str(target)], check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
 def checkout() -> Path:
     return Path(__file__).resolve().parents[1]
 

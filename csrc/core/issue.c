@@ -449,13 +449,17 @@ void issue_peer(struct proxy *p, uint32_t target) {
     const uint32_t allowed = operations_allowed(p, q);
     batch b;
     const uint32_t numbers = p->sequenced ? mailbox_window(p, q) : allowed;
-    b.room = numbers < allowed ? numbers : allowed;
+    const uint32_t room = numbers < allowed ? numbers : allowed;
+    /* The read that makes others complete keeps its place: a backlog would fill it time after time, and nothing of it
+     * would complete before all of it has been issued (PRG-2). */
+    const bool place = p->raise == RAISE_READ && !q->reading && (room > 1 || (room && flush_due(q)));
+    b.room = room - place;
     uint32_t accepted = 0;
     uccl_ep_status status = UCCL_EP_OK;
     plan(p, q, &b);
-    bool read = p->raise == RAISE_READ && plan_read(p, q, &b, b.room);
+    bool read = p->raise == RAISE_READ && plan_read(p, q, &b, room);
     q->limited = !b.n && (!allowed || b.flow_stops || b.copying);
-    if (!b.room) p->stats.flow_stops++;
+    if (!room) p->stats.flow_stops++;
     if (b.n) {
         if (p->dresses) dress(p, &b);
         mark_signalled(p, q, &b);

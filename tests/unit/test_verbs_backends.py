@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,12 @@ from .test_cli import uccl_ep_command
 pytestmark = pytest.mark.required_in_ci
 
 
-@pytest.fixture(scope="module")
-def library(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built here, since it is part of no installation."""
-    if not (paths.library_dir() / "libuccl_ep_backend_connectx.so").is_file():
-        pytest.skip("this installation was built without libibverbs' headers")
-    target = tmp_path_factory.mktemp("fake") / "libibverbs.so.1"
-    sources = sorted(map(str, (checkout / "tests/native/fake_ibverbs").glob("*.c")))
-    subprocess.run(["cc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", *sources, "-o", str(target)], check=True)
-    return target
-
-
 @pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+def machine(fake_libibverbs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     """What libibverbs sees FAKE_IBVERBS names; what the kernel shows a test adds."""
     made = FakeMachine(tmp_path / "sys", tmp_path / "dev")
     made.root.mkdir()
-    monkeypatch.setenv("UCCL_EP_LIBIBVERBS", str(library))
+    monkeypatch.setenv("UCCL_EP_LIBIBVERBS", str(fake_libibverbs))
     monkeypatch.setenv("SYSFS_PATH", str(made.root))
     monkeypatch.setattr(rdma, "DEVICE_NODES", made.dev)
     monkeypatch.setenv("FAKE_IBVERBS", "")

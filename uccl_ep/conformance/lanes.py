@@ -18,7 +18,8 @@ class Lane:
     economy: float = 1.0  # and what they do often (Context.rounds)
     patience: float = 1.0  # how much longer a case may take
     devices: tuple[str, ...] = ()  # rank i opens the i-th of them, modulo their number
-    # By backend: what makes its NIC promise as little as the contract admits. Others get the strategy that needs least.
+    # By backend: what makes its NIC promise as little as the contract admits; {}: it does so anyway. Others get the
+    # strategy that needs least.
     weakest: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def weakest_options(self, backend: str) -> Mapping[str, Any]:
@@ -39,7 +40,7 @@ LANES: Mapping[str, Lane] = {
             "Visibility in device memory (PCIe ordering, GPU caches): memory here is the CPU's, coherent.",
             "Orderings that this CPU never shows: the weak-memory check of the ring and virtual NICs are for those.",
         ),
-        weakest={"shm": {"backend_options": "promise=unordered"}},
+        weakest={"shm": {"backend_options": "promise=unordered"}, "pollara": {}},
     ),
     "sim": Lane(
         name="sim",
@@ -82,6 +83,7 @@ LANES: Mapping[str, Lane] = {
         effort=0.1,
         economy=0.2,
         patience=6.0,
+        weakest={"pollara": {}},
         devices=("rxe0", "rxe1"),
     ),
 }

@@ -282,9 +282,10 @@ def _select(cases: Sequence[Case], options: Options, lane: Lane, strategy: str, 
         if lane.name == "sim":
             wanted += [v for v in (_with_strategy(c, other) for other in others if other != strategy) if v is not None]
         # On a NIC that promises that little anyway there is nothing else to be seen.
-        elif strategy != "sender_hold":
-            name = options.backend if options.library is None else ""
-            again = c.as_variant(VARIANT, lane.weakest_options(name))
+        elif (weakest := lane.weakest_options(options.backend if options.library is None else "")) and (
+            strategy != "sender_hold"
+        ):
+            again = c.as_variant(VARIANT, weakest)
             # The strategy is the proxies' matter: kernels post the same. An emulated machine has no time for it.
             wanted.append(replace(again, level="full") if lane.name in ("gpu", "softroce") else again)
     chosen = registry.select(wanted, level=options.level, globs=options.cases, clauses=options.clauses)

@@ -3,7 +3,8 @@
  * fake_ibverbs.h: an InfiniBand library made of software, for tests alone: what a test may ask of it.
  *
  * It is a libibverbs.so.1 with one provider. Its devices, their queue pairs and their wire are memory of the process
- * that loads it, so the ranks that talk to each other are threads of one process, or take turns in one. It does what
+ * that loads it, so the ranks that talk to each other are threads of one process, or take turns in one; where
+ * FAKE_IBVERBS_WIRE gives a name, they may be processes of one machine that gave the same. It does what
  * the documentation of the verbs asks (states, masks of attributes, keys, rights, depths, flushes) and refuses the
  * rest, also where hardware would let it pass.
  *

@@ -158,6 +158,8 @@ typedef struct fake_qp {
     uint64_t posted, executed, freed;
     fake_rq queue;
     uint32_t rnr_left;
+    bool away; /* the request that is next is at another process */
+    uint64_t away_ticket, away_since;
     int break_status; /* -1: none */
     uint32_t break_vendor, unacknowledged;
     uint32_t dest_rd_atomic; /* of the device's, while this queue holds them */
@@ -168,6 +170,24 @@ typedef struct fake_qp {
     bool building;
     struct fake_qp *next; /* of all, in order of creation */
 } fake_qp;
+
+/* What a NIC tells the other of one request, and what it hears. In one process, or as a datagram. */
+typedef struct fake_request {
+    uint32_t from, to, psn, lid, gid_type, pkey, mtu, process, opcode, imm, rkey, length, inline_bytes, sges;
+    uint32_t global;
+    union ibv_gid gid;
+    uint64_t remote, compare_add, swap, ticket;
+    uint64_t *ticket_at;       /* in the requester's memory: it is still waiting while `ticket` stands there */
+    char *local[FAKE_MAX_SGE]; /* in the requester's memory */
+    uint32_t bytes[FAKE_MAX_SGE];
+    unsigned char data[FAKE_MAX_INLINE]; /* last: only what is used of it travels */
+} fake_request;
+
+typedef struct fake_answer {
+    enum ibv_wc_status status;
+    bool lost, not_ready, responder_fails; /* not_ready: no receive was posted */
+    uint64_t old;
+} fake_answer;
 
 extern pthread_mutex_t fake_lock;
 extern fake_device *fake_devices[FAKE_MAX_DEVICES];
@@ -208,10 +228,26 @@ int fake_configure(void);
 bool fake_fails(const char *call);
 void fake_event(fake_device *device, enum ibv_event_type type, void *element);
 /* wire.c */
+void fake_qp_to_error(fake_qp *qp);
+bool fake_step(fake_qp *qp);
+bool fake_answered(fake_qp *qp, const fake_answer *answer);
+fake_answer fake_respond(const fake_request *r);
+bool fake_complete_receive(fake_qp *qp, struct ibv_wc wc);
+struct ibv_wc fake_unbelievable(uint64_t wr_id, const fake_qp *qp, enum ibv_wc_status status, uint32_t vendor_err);
+void fake_place(char *to, const char *from, uint64_t bytes);
+/* queues.c */
 void fake_wire_ops(struct ibv_context *context);
 void fake_qp_ops(fake_qp *qp);
 void fake_cq_ops(fake_cq *cq);
-void fake_qp_to_error(fake_qp *qp);
+/* processes.c */
+int fake_join(void);   /* the wire, if there is one: before the first queue pair. 0, or -1 and errno */
+void fake_leave(void); /* without the lock: once nothing lives */
+uint32_t fake_qp_numbers(uint32_t *last);
+bool fake_is_elsewhere(uint32_t qp_num);
+bool fake_send_away(fake_qp *qp, fake_request *r);
+bool fake_still_away(fake_qp *qp);
+void fake_call_back(fake_qp *qp); /* nothing of it is carried out from now on */
+bool fake_move(const fake_request *r, uint32_t element, char *remote, bool reads);
 void fake_forget(fake_qp *qp, bool clean); /* its completions, in every queue */
 void fake_run(bool all);
 fake_mr *fake_find_mr(const fake_device *device, uint32_t key);

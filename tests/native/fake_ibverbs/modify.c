@@ -91,6 +91,7 @@ static void keep(fake_qp *qp, const struct ibv_qp_attr *a, int mask) {
 
 static void reset(fake_qp *qp) {
     fake_device *d = qp->device;
+    fake_call_back(qp);
     fake_forget(qp, d->cq_clean);
     d->rd_atom_used -= qp->dest_rd_atomic;
     qp->dest_rd_atomic = 0;

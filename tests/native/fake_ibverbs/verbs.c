@@ -123,7 +123,10 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
     if (d->open_errno || d->dead) return refuse(d->dead ? EIO : (int)d->open_errno);
     fake_context *c = make(sizeof(*c));
     int events[2];
-    if (pipe2(events, O_CLOEXEC) < 0) FAKE_DIE("pipe: %s", strerror(errno));
+    if (pipe2(events, O_CLOEXEC) < 0) {
+        free(c);
+        return refuse(errno);
+    }
     fcntl(events[1], F_SETFL, O_NONBLOCK);
     c->device = d;
     c->event_write = events[1];
@@ -153,8 +156,9 @@ int ibv_close_device(struct ibv_context *context) {
     close(context->async_fd);
     close(c->event_write);
     free(c);
-    fake_stats.contexts--;
+    const bool last = !--fake_stats.contexts;
     UNLOCK();
+    if (last) fake_leave();
     return 0;
 }
 
@@ -276,7 +280,7 @@ int ibv_dealloc_pd(struct ibv_pd *base) {
  * nobody may touch is a device's memory: what a module for peer memory lends. NULL: EFAULT. */
 static char *pin(char *address, uint64_t bytes, bool write, bool peer, char **map, uint64_t *map_bytes) {
     FILE *maps = fopen("/proc/self/maps", "re");
-    if (!maps) FAKE_DIE("/proc/self/maps: %s", strerror(errno));
+    if (!maps) return NULL; /* no descriptor is left */
     uintptr_t next = (uintptr_t)address;
     const uintptr_t end = next + bytes;
     char line[512], *found = address;
@@ -431,7 +435,10 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context) {
     if (fake_fails("create_comp_channel")) return refuse(errno);
     fake_channel *channel = make(sizeof(*channel));
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) < 0) FAKE_DIE("pipe: %s", strerror(errno));
+    if (pipe2(ends, O_CLOEXEC) < 0) {
+        free(channel);
+        return refuse(errno);
+    }
     channel->base.context = context;
     channel->base.fd = ends[0];
     channel->write = ends[1];
@@ -581,9 +588,10 @@ int ibv_destroy_srq(struct ibv_srq *base) {
 }
 
 static uint32_t new_qp_num(const fake_device *d) {
-    static uint32_t numbers = 0x100;
-    if (!d->reuse_qpn) return ++numbers & 0xffffff;
-    for (uint32_t n = 0x11;; n++) {
+    static uint32_t last = 0x100;
+    uint32_t reused = 0x10;
+    for (;;) {
+        const uint32_t n = fake_qp_numbers(d->reuse_qpn ? &reused : &last);
         bool used = false;
         for (const fake_qp *qp = fake_qps; qp; qp = qp->next) used = used || qp->base.qp_base.qp_num == n;
         if (!used) return n;
@@ -607,6 +615,7 @@ static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_qp_init_
         return refuse(EINVAL);
     if (a->srq && !d->srq) return refuse(EINVAL);
     if (d->live_qps == (uint32_t)d->attr.max_qp) return refuse(ENOMEM);
+    if (fake_join()) return refuse(errno);
     fake_qp *qp = make(sizeof(*qp));
     struct ibv_qp *base = &qp->base.qp_base;
     base->context = context;
@@ -679,6 +688,7 @@ int ibv_destroy_qp(struct ibv_qp *base) {
     LOCK();
     if (qp->unacknowledged > base->events_completed)
         FAKE_DIE("an event that nobody acknowledged: the real call would wait for ever");
+    fake_call_back(qp);
     fake_forget(qp, d->cq_clean);
     d->rd_atom_used -= qp->dest_rd_atomic;
     fake_qp **at = &fake_qps;
