@@ -64,6 +64,7 @@ typedef enum vnic_vendor { VNIC_NVIDIA, VNIC_AMAZON, VNIC_BROADCOM, VNIC_PENSAND
     X(max_wr, "count", "requests outstanding on a queue")                                                              \
     X(max_cqe, "count", "entries of a completion queue")                                                               \
     X(max_qp, "count", "queue pairs of a NIC; 0: no limit known")                                                      \
+    X(max_pages, "count", "pages of 4 KiB that a rank's registrations take of a NIC's table; 0: no limit known")       \
     X(max_batch, "count", "requests that one call takes; 0: no limit")                                                 \
     X(per_peer_qp, "bool", "a queue pair for each peer; otherwise one for all")                                        \
     X(srq, "bool", "receives are shared by all peers of an endpoint")                                                  \

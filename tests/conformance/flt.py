@@ -485,6 +485,24 @@ def queues_of_a_nic(ctx: Context) -> None:
     ctx.close(one)
 
 
+@case(
+    "mem1.pages_of_a_nic",
+    clauses=("MEM-1", "ERR-1"),
+    ranks=(2,),
+    needs=FAULTY,
+    comm={"backend_options": "max_pages=1000"},
+)
+def pages_of_a_nic(ctx: Context) -> None:
+    """A heap of more pages than the NIC's table holds: refused when it is registered, with both numbers and what would
+    make it work (row D11); a smaller one works."""
+    with ctx.raises("MEM-1", UcclEpError, "16 MiB in pages of 4 KiB, of which the NIC takes 1000") as caught:
+        ctx.open(heap_bytes=16 << 20)
+    text = str(caught[0])
+    for said in ("4096", "1000", "huge pages"):
+        ctx.check(said in text, "MEM-1", f"the refusal does not say {said}", got=text)
+    _works(ctx, ctx.open(heap_bytes=1 << 20))
+
+
 @case("mem1.no_memory_in_the_nic", clauses=("MEM-1", "ERR-1"), ranks=(2,), needs=FAULTY)
 def no_memory_in_the_nic(ctx: Context) -> None:
     """The backend cannot get memory while a communicator is made: an error on all ranks; the next start works."""

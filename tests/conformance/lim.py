@@ -157,6 +157,8 @@ def signal_words(ctx: Context) -> None:
         ctx.check_equal(
             b.comm.read_signal(slot), (wrap + 20) & MASK, "LIM-1", "a word behind a wrap holds another sum", wrap=wrap
         )
+        # Reached for good, also where the word is the smaller number by now: whoever is late waits for nothing.
+        b.wait_signal(slot, wrap - 1, "LIM-1")
         b.expect_signal(slot, wrap + 20)
 
 

@@ -652,6 +652,54 @@ static void test_startup(void) {
     }
 }
 
+struct many {
+    uint32_t proxies;
+    uccl_ep_status *status;
+    char (*why)[256];
+};
+
+static void many_rank(sim_rank *r, void *argument) {
+    const struct many *m = argument;
+    sim_comm_config c;
+    sim_configure(&c, r->group->world, r->rank, "efa", "");
+    c.config.channels = 4;
+    c.config.proxies = m->proxies;
+    const uccl_ep_bootstrap bootstrap = sim_bootstrap(r);
+    uccl_ep_comm *comm = NULL;
+    m->status[r->rank] = uccl_ep_comm_create(&c.config, &bootstrap, &comm);
+    snprintf(m->why[r->rank], sizeof m->why[0], "%s", uccl_ep_last_error()->text);
+    if (comm) {
+        sim_proxies(r->group->world, r->rank, comm, m->proxies);
+        const uint32_t size = r->group->size;
+        for (uint32_t channel = 0; channel < 4; channel++)
+            OK(uccl_ep_put_signal(comm, channel, (r->rank + 1) % size, 64 * channel, 4096 + 64 * channel, 64, 0, 1,
+                                  UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        OK(uccl_ep_wait_signal(comm, 0, 4, (r->rank + size - 1) % size, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        OK(uccl_ep_quiet(comm, UCCL_EP_NO_CHANNEL, UCCL_EP_TIMEOUT_DEFAULT));
+    }
+    sim_barrier(r);
+    if (comm) sim_destroy(r->group->world, comm, m->proxies);
+}
+
+/* More ranks on one NIC than a table of theirs holds (libfabric issue 9356 met it with 192): 200 ranks with 4 channels
+ * each share EFA's 256 queues as long as a proxy serves all four; with a proxy for each, all are told why not. */
+static void test_many_ranks_of_one_nic(void) {
+    enum { RANKS = 200 };
+    static char why[RANKS][256];
+    static uccl_ep_status status[RANKS];
+    for (uint32_t proxies = 1; proxies <= 4; proxies += 3) {
+        uccl_ep_sim_world *world = sim_open("efa", "ranks_per_nic=200", RANKS, test_seed_value);
+        struct many many = {proxies, status, why};
+        sim_run(world, RANKS, many_rank, &many);
+        SIM->world_close(world);
+        for (uint32_t r = 0; r < RANKS; r++)
+            CHECK(proxies == 1 ? !status[r]
+                               : status[r] == UCCL_EP_E_CAPABILITY && strstr(why[r], "4 proxies") &&
+                                     strstr(why[r], "1 endpoints"),
+                  "rank %u, %u proxies: %s: %s", r, proxies, uccl_ep_status_name(status[r]), why[r]);
+    }
+}
+
 /* Alone: what device_open refuses. */
 static int none(void *context, const void *mine, uint32_t bytes, void *all, uint64_t timeout_ns, char *text) {
     (void)context;
@@ -731,6 +779,7 @@ int main(int argc, char **argv) {
     test_choices();
     test_lists();
     test_startup();
+    test_many_ranks_of_one_nic();
     test_options();
     test_actors();
     test_scale("connectx", (uint32_t)(test_scaled(512) < 4096 ? test_scaled(512) : 4096), 8, 16);

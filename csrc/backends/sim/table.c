@@ -255,6 +255,10 @@ static void sim_memory_free(uccl_ep_device *d, void *base, uint64_t bytes) {
     munmap(base, bytes);
 }
 
+static uint64_t pages_of(uintptr_t base, uint64_t bytes) {
+    return bytes ? ((base + bytes - 1) >> 12) - (base >> 12) + 1 : 0;
+}
+
 static uccl_ep_status sim_region_register(uccl_ep_device *d, uccl_ep_region region, const uccl_ep_memory *memory) {
     const uccl_ep_status status = control_call(d, "region_register");
     if (status != UCCL_EP_OK) return status;
@@ -270,6 +274,17 @@ static uccl_ep_status sim_region_register(uccl_ep_device *d, uccl_ep_region regi
                     "%llu bytes need more pages than the NIC's table has left (fault register_fail): register less, or "
                     "larger pages",
                     (unsigned long long)memory->bytes);
+    const uint64_t pages = pages_of((uintptr_t)memory->base, memory->bytes);
+    uint64_t taken = 0;
+    for (uint32_t i = 0; i < UCCL_EP_REGIONS; i++)
+        if (d->region[i]) taken += pages_of((uintptr_t)d->region[i]->base, d->region[i]->bytes);
+    if (d->knobs.max_pages && taken + pages > d->knobs.max_pages)
+        return fail(
+            d->host, UCCL_EP_E_REGISTRATION, ENOMEM,
+            "%llu bytes are %llu pages of 4 KiB, and of the NIC's %llu are %llu taken: register less, or memory "
+            "in huge pages where the NIC knows them",
+            (unsigned long long)memory->bytes, (unsigned long long)pages, (unsigned long long)d->knobs.max_pages,
+            (unsigned long long)taken);
     d->region[region] =
         vnic_region_add(d->w->fabric, &d->knobs, d->rank, (uint32_t)region, memory->base, memory->bytes);
     if (!d->region[region])
