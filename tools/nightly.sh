@@ -32,8 +32,8 @@ step any-nic uccl-ep explore --profile all --seeds "$(of 100000)" --seed "$first
     --json "$folder/any-nic.json"
 # All schedules of the small programs, or as many as lie near the first ones: of ranks that are prompt, and of slow ones;
 # and with a piece that lands twice and a doorbell that is lost.
-step events uccl-ep explore --profile all --exhaustive --events --runs "$(of 5000)" --json "$folder/events.json"
-step exhaustive uccl-ep explore --profile all --exhaustive --runs "$(of 5000)" --json "$folder/exhaustive.json"
+step events uccl-ep explore --profile all --exhaustive --events --runs "$(of 30000)" --json "$folder/events.json"
+step exhaustive uccl-ep explore --profile all --exhaustive --runs "$(of 20000)" --json "$folder/exhaustive.json"
 step twice uccl-ep explore --profile efa3 --profile thor2 --profile pollara --exhaustive --duplicates 1 --lost-doorbells 1 \
     --runs "$(of 5000)" --json "$folder/twice.json"
 step wrong uccl-ep explore --profile all --wrong --seeds "$(of 1000)" --seed "$first" --json "$folder/wrong.json"

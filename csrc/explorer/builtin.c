@@ -186,6 +186,49 @@ static const struct {
      "wrong PUT-7 on connectx-ro efa efa3 strawman-min\n"
      "r0: store x 64; store y 64; put 0 ->1 a 64 from x as one; put 0 ->1 a 64 from y as two; signal 0 ->1 s0\n"
      "r1: wait s0 1; claim a two\n"},
+
+    /* ------------------------------------------------------------------------------------------------- little programs
+     * One to three operations, one for each kind of what ranks rely on: small enough for all schedules on most NICs.
+     * Behind the wrong ones, so that random exploration, whose seeds are not to change their meaning, does not draw
+     * them. */
+    {"little-signal", "one signal (SIG-1)", "ranks 2\nr0: signal 0 ->1 s0\nr1: wait s0 1\n"},
+    {"little-put", "one put, quiet, a barrier (QUI-1)",
+     "ranks 2\nr0: store a 16; put 0 ->1 a 16; quiet; barrier\nr1: barrier; read a 16\n"},
+    {"little-source", "one put whose source is changed once it is free (QUI-0)",
+     "ranks 2\nr0: store x 16; put 0 ->1 a 16 from x as d; free d; store x 16; quiet; barrier\nr1: barrier; read a "
+     "16\n"},
+    {"little-mp", "message passing in one command (SIG-3)",
+     "ranks 2\nr0: store a 16; put_signal 0 ->1 a 16 s0\nr1: see s0; read a 16; wait s0 1; read a 16\n"},
+    {"little-order", "two signals of one channel (SIG-5)",
+     "ranks 2\nr0: signal 0 ->1 s0; signal 0 ->1 s1\nr1: wait s1 1; see s0\n"},
+    {"little-epochs", "a signal, quiet, and the next one (QUI-1)",
+     "ranks 2\nr0: signal 0 ->1 s0; quiet; signal 0 ->1 s0\nr1: wait s0 1; wait s0 2\n"},
+    {"little-writers", "two ranks add to one word (SIG-4)",
+     "ranks 3\nr0: signal 0 ->2 s0\nr1: signal 0 ->2 s0\nr2: wait s0 1; wait s0 2\n"},
+    {"little-reuse", "a slot is reused once its first put is complete (PUT-7)",
+     "ranks 2\n"
+     "r0: store x 16; put 0 ->1 a 16 from x as e; complete e; store x 16; put 0 ->1 a 16 from x; quiet; barrier\n"
+     "r1: barrier; read a 16\n"},
+    {"little-relay", "a signal is answered by one to a third rank (SIG-2)",
+     "ranks 3\nr0: signal 0 ->1 s0\nr1: wait s0 1; signal 0 ->2 s0\nr2: wait s0 1\n"},
+    {"little-chain", "three ranks: what arrives is forwarded, in one command each (SIG-3, PUT-3)",
+     "ranks 3\n"
+     "r0: store a 16; put_signal 0 ->1 a 16 s0\n"
+     "r1: wait s0 1; put_signal 0 ->2 a 16 s0\n"
+     "r2: wait s0 1; read a 16\n"},
+    {"little-third", "quiet, then a third party tells (QUI-5)",
+     "ranks 3\n"
+     "r0: store a 16; put 0 ->1 a 16; quiet; signal 0 ->2 s0\n"
+     "r1: wait s0 1; read a 16\n"
+     "r2: wait s0 1; signal 0 ->1 s0\n"},
+    {"little-wrap", "tickets and sequences pass 2^32 between two signals (LIM-1)",
+     "ranks 2; first_ticket 4294967295; first_sequence 4294967295\n"
+     "r0: signal 0 ->1 s0; quiet; signal 0 ->1 s0\n"
+     "r1: wait s0 2\n"},
+    {"little-sizes", "a put of nothing, and one in two messages (PUT-4)",
+     "ranks 2; message 16\n"
+     "r0: store a 32; put 0 ->1 a 0; put 0 ->1 a 32; quiet; barrier\n"
+     "r1: barrier; read a 32\n"},
 };
 
 const char *builtin_text(uint32_t index, const char **name, const char **about) {

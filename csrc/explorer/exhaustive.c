@@ -29,6 +29,7 @@
 #define MOST_STEPS 1024u
 #define MOST_NEXT 256u
 #define MOST_INNER 8u
+#define ALWAYS_TURNED 1u
 #define SET_WORDS (MOST_STEPS / 64)
 
 typedef struct step {
@@ -91,6 +92,9 @@ static void join(footprint *a, const footprint *b) {
     widen(&a->stored_from, &a->stored_to, b->stored_from, b->stored_to);
     a->idle &= b->idle;
     a->time |= b->time;
+    a->number = b->number;
+    for (uint32_t i = 0; i < b->n_needs && a->n_needs < MOST_NEEDS; i++) a->needs[a->n_needs++] = b->needs[i];
+    if (a->n_needs == MOST_NEEDS) a->writes = UINT64_MAX; /* whatever it is */
     if (a->request != b->request) a->request = 0;
 }
 
@@ -291,10 +295,23 @@ static void race(search *s, uint32_t i, uint32_t j) {
     if (first != UINT32_MAX) want(at, first);
 }
 
+/* Steps whose work a wait in this one waited for. */
+static void needed(const search *s, uint32_t j, uint64_t *set) {
+    const footprint *met = &s->steps[j].met_now;
+    memset(set, 0, SET_WORDS * sizeof *set);
+    for (uint32_t k = 0; k < met->n_needs; k++) {
+        uint32_t i = 0;
+        while (i < j && s->steps[i].met_now.number < met->needs[k]) i++;
+        if (met->needs[k] && i < j) put(set, i);
+    }
+}
+
 static void order(search *s, uint32_t j) {
     step *now = &s->steps[j];
     memset(now->before, 0, sizeof now->before);
     if (now->met_now.idle) return;
+    uint64_t needs[SET_WORDS];
+    needed(s, j, needs);
     const uint64_t name = now->names[now->chosen];
     const bool turn = is_turn(now);
     const uint32_t born = turn ? 0 : now->born[now->chosen];
@@ -304,7 +321,7 @@ static void order(search *s, uint32_t j) {
         bool ordered = false;
         if (turn && earlier->names[earlier->chosen] == name) {
             ordered = true;
-        } else if (born == i + 1) {
+        } else if (born == i + 1 || has(needs, i)) {
             ordered = true;
         } else if (earlier->met_now.request && earlier->met_now.request == now->met_now.request) {
             /* A completion ends the time in which bytes may land again: behind that it is another schedule. */
@@ -426,14 +443,18 @@ int exhaust(runner *r, const program *p, const run_options *o, const exhaust_opt
     if (!s.steps) return -1;
     const run_guide guide = {choose, watch, &s};
     runner_guide(r, &guide);
-    /* First two runs that are far from each other, then all there are, with a quarter of what may be spent; if that is
-     * not enough, what lies near those two. */
+    /* First two runs that are far from each other and what lies next to them, then all there are, with half of what may
+     * be spent; if that is not enough, what lies near those two, as far as it goes. */
     uint32_t near = 0;
-    bool whole = !options->reduce || explore_near(&s, p, o, out, near++);
+    bool whole = true;
+    while (options->reduce && whole && !out->complete && near <= ALWAYS_TURNED) {
+        whole = explore_near(&s, p, o, out, near);
+        if (whole) out->turned = near++;
+    }
     s.newest = false;
     s.most_turned = UINT32_MAX;
     if (whole && !out->complete) {
-        const uint64_t share = options->reduce ? (options->most_runs + 3) / 4 : options->most_runs;
+        const uint64_t share = options->reduce ? (options->most_runs + 1) / 2 : options->most_runs;
         out->complete = explore(&s, p, o, out, share);
     }
     while (whole && !out->complete && options->reduce && out->bad.outcome == RUN_ALLOWED) {

@@ -17,6 +17,9 @@
  * Exit status: 0 nothing found, 1 a finding, 2 the command line is wrong.
  */
 #include <inttypes.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -302,7 +305,8 @@ static int exhaustive_mode(runner *r, const char *backend) {
     const program *p = chosen(&only);
     if (!p) die("exhaustive needs program=");
     char knobs[KNOBS_TEXT];
-    snprintf(knobs, sizeof knobs, "schedule=choice,choose_run=%d%s%s", options.choose_run != 0,
+    /* Two pieces are enough to be torn, and each doubles what there is to see. */
+    snprintf(knobs, sizeof knobs, "schedule=choice,choose_run=%d,pieces=2%s%s", options.choose_run != 0,
              options.knobs ? "," : "", options.knobs ? options.knobs : "");
     run_options o = {.backend = backend,
                      .profile = options.profile,
@@ -421,6 +425,11 @@ static int list(const runner *r) {
 }
 
 int main(int count, char **arguments) {
+#ifdef __GLIBC__
+    /* A run takes and gives back a megabyte: pages that go to the system and come again cost as much as the run. */
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
+    mallopt(M_MMAP_THRESHOLD, 64 << 20);
+#endif
     if (count < 3) die("usage: uccl-ep-explore SIM.so random|replay|exhaustive|wrong|scale|list [key=value ...]");
     parse(count - 3, arguments + 3);
     const char *backend = arguments[1], *mode = arguments[2];

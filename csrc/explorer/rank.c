@@ -308,6 +308,23 @@ static bool do_op(actor *a, const litmus_op *o) {
     }
 }
 
+/* A wait for completion or, `source`, for sources: of one ticket, of a channel, or of all. It meets in the history only
+ * if more is known behind it than before. */
+static void meets_of_wait(const actor *a, const litmus_op *o, footprint *f) {
+    const runner *r = a->r;
+    const bool source = o && (o->kind == OP_SOURCE || o->kind == OP_FREE);
+    if (o && (o->kind == OP_COMPLETE || o->kind == OP_FREE)) {
+        f->adds = HISTORY;
+        f->needs[f->n_needs++] = r->label_ends[o->label][source].since;
+        return;
+    }
+    for (uint32_t c = 0; c < r->p->channels; c++) {
+        if (o && o->channel != UINT8_MAX && o->channel != c) continue;
+        if (a->posted[c]) f->needs[f->n_needs++] = r->channel_ends[a->rank][c][source].since;
+        if (a->posted[c] != a->waited[source][c]) f->adds = HISTORY;
+    }
+}
+
 /* What an operation meets. What the model is told meets in the history: a wait that succeeded says something of all
  * that is seen behind it, by whomever. Waits among themselves, and sights, commute. Posts and stores of a program that
  * keeps its duties are behind what they follow by their own rank's order or by what it saw. */
@@ -321,7 +338,7 @@ static footprint meets(const actor *a, const litmus_op *o) {
     case OP_SIGNAL:
     case OP_PUT_SIGNAL:
     case OP_FLUSH:
-        f.writes |= CORE(self) | SHOWN(self);
+        f.writes |= CORE(self);
         break;
     case OP_STORE:
         f.written_from = at;
@@ -334,14 +351,13 @@ static footprint meets(const actor *a, const litmus_op *o) {
         break;
     case OP_SEE:
     case OP_WAIT:
-        f.reads = SHOWN(self) | HISTORY;
+        f.reads = WORD(self, o->slot) | HISTORY;
         break;
     case OP_QUIET:
     case OP_SOURCE:
     case OP_COMPLETE:
     case OP_FREE:
-        f.reads = SHOWN(self);
-        f.adds = HISTORY;
+        meets_of_wait(a, o, &f);
         break;
     case OP_BARRIER:
         f.writes |= ACTORS | HISTORY;
@@ -355,6 +371,19 @@ static footprint meets(const actor *a, const litmus_op *o) {
     if (r->p->wrong[0] || r->o->faults) f.writes |= HISTORY;
     if (a->gave_up) f.writes = EVERYTHING;
     return f;
+}
+
+/* Of this rank's posts and waits: how many, and what is known of them. */
+static void keep_count(actor *a, const litmus_op *o) {
+    const uint32_t kind = o ? o->kind : OP_QUIET;
+    if (kind <= OP_FLUSH)
+        a->posted[o->channel]++;
+    else if (kind == OP_QUIET || kind == OP_SOURCE)
+        for (uint32_t c = 0; c < a->r->p->channels; c++)
+            if (!o || o->channel == UINT8_MAX || o->channel == c) {
+                a->waited[1][c] = a->posted[c];
+                if (kind == OP_QUIET) a->waited[0][c] = a->posted[c];
+            }
 }
 
 /* One step of a rank: one operation, and in the end quiet. */
@@ -396,5 +425,6 @@ uint32_t actor_step(void *context) {
         r->met = meets(a, o);
     else
         r->met = (footprint){.writes = ACTOR(a->rank)};
+    if (worked && (o || state == ACTOR_QUIETS)) keep_count(a, o);
     return worked;
 }

@@ -12,18 +12,19 @@
 #define SAMPLE_WORDS 64u
 #define ARENA_BYTES (MAX_BYTES + 2 * GUARD)
 
-/* Parts of the world, of every rank: itself; the core that serves it; what the core shows it; memory of control
- * messages and signals; its NIC's buffer, order of arrival and completion queues. And the history, for the model's
- * judgement. */
-#define ACTOR(i) (1u << (i))
-#define CORE(i) (1u << (MAX_RANKS + (i)))
-#define SHOWN(i) (1u << (2 * MAX_RANKS + (i)))
-#define CONTROL(i) (1u << (3 * MAX_RANKS + (i)))
-#define BUFFER(i) (1u << (4 * MAX_RANKS + (i)))
-#define ORDER(i) (1u << (5 * MAX_RANKS + (i)))
-#define QUEUE(i) (1u << (6 * MAX_RANKS + (i)))
+/* Parts of the world, of every rank: itself; the core that serves it; memory of control messages; its NIC's buffer,
+ * order of arrival and completion queues; its signal words, by the low bits of their numbers. And the history, for the
+ * model's judgement. */
+#define ACTOR(i) (1ull << (i))
+#define CORE(i) (1ull << (MAX_RANKS + (i)))
+#define CONTROL(i) (1ull << (2 * MAX_RANKS + (i)))
+#define BUFFER(i) (1ull << (3 * MAX_RANKS + (i)))
+#define ORDER(i) (1ull << (4 * MAX_RANKS + (i)))
+#define QUEUE(i) (1ull << (5 * MAX_RANKS + (i)))
+#define WORD(i, slot) (1ull << (6 * MAX_RANKS + 8 * (i) + ((slot)&7)))
 #define ACTORS (ACTOR(MAX_RANKS) - 1)
-#define EVERYTHING UINT32_MAX
+#define EVERYTHING UINT64_MAX
+_Static_assert(6 * MAX_RANKS + 8 * MAX_RANKS <= 56, "HISTORY is the first bit behind them");
 
 typedef struct actor {
     runner *r;
@@ -39,7 +40,9 @@ typedef struct actor {
     uint32_t barriers, state;
     uint64_t barrier_began;
     uint64_t seen_hash; /* over its events in the history, but their times */
-    bool gave_up;       /* after a failure: waits for nobody any more */
+    uint64_t posted[MAX_CHANNELS],
+        waited[2][MAX_CHANNELS]; /* commands; so many of them are known to be complete, free */
+    bool gave_up;                /* after a failure: waits for nobody any more */
 } actor;
 
 enum { ACTOR_RUNS = 0, ACTOR_QUIETS, ACTOR_DONE };
@@ -77,9 +80,15 @@ struct runner {
     bool ran;                             /* a rank or a proxy had its turn in this step */
     footprint met;
     uint64_t events_seen;
-    uint32_t slots[MAX_RANKS]; /* words of each rank that somebody adds to, by bit */
-    uint64_t shown[MAX_RANKS]; /* what each rank would be told, if it asked */
-    uint64_t progress;         /* turns in which something was done */
+    uint32_t slots[MAX_RANKS];           /* words of each rank that somebody adds to, by bit */
+    uint64_t word[MAX_RANKS][MAX_SLOTS]; /* what they hold */
+    uint32_t step;                       /* number of the one at hand */
+    /* Would a wait end now, for completion or for sources, and since which step. */
+    struct ends {
+        bool now;
+        uint32_t since;
+    } channel_ends[MAX_RANKS][MAX_CHANNELS][2], label_ends[MAX_LABELS][2];
+    uint64_t progress; /* turns in which something was done */
     /* kept of the last one */
     uccl_ep_sim_choice *choices;
     uint32_t n_choices, room_choices;

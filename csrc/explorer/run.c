@@ -25,33 +25,37 @@ static uccl_ep_status pass(void *context, uint32_t proxy, uint32_t *worked) {
     return status;
 }
 
-static uint32_t parts(uint64_t ranks, uint32_t of_rank_0) {
-    return ((uint32_t)ranks & ((1u << MAX_RANKS) - 1)) * of_rank_0;
+static uint64_t parts(uint64_t ranks, uint64_t of_rank_0) {
+    return (ranks & ((1u << MAX_RANKS) - 1)) * of_rank_0;
 }
 
-/* All that a rank can be told by its core, now. */
-static uint64_t shown(const runner *r, uint32_t rank) {
-    uccl_ep_comm *comm = r->actors[rank].comm;
-    uint64_t h = 0, value;
-    for (uint32_t s = 0; s < MAX_SLOTS; s++)
-        if (r->slots[rank] >> s & 1 && uccl_ep_read_signal(comm, s, &value) == UCCL_EP_OK) h = mix(h ^ s, value);
-    for (uint32_t c = 0; c < r->p->channels; c++)
-        h = mix(h, (uint64_t)uccl_ep_quiet(comm, c, 0) << 32 ^ (uint32_t)uccl_ep_quiet_source(comm, c, 0));
-    for (uint32_t i = 0; i < r->p->n_labels; i++) {
-        const label_state *l = &r->labels[i];
-        if (!l->posted || l->rank != rank) continue;
-        h = mix(h ^ i, (uint64_t)uccl_ep_wait(comm, l->channel, l->ticket, 0) << 32 ^
-                           (uint32_t)uccl_ep_wait_source(comm, l->channel, l->ticket, 0));
-    }
-    return h;
+static void ends_now(const runner *r, struct ends *e, uccl_ep_status status) {
+    const bool now = status != UCCL_EP_IN_PROGRESS;
+    if (now && !e->now) e->since = r->step;
+    e->now = now;
 }
 
-/* A turn of a rank's own is not among those that change it: posting does, and says so. */
+/* What ranks would be told by their cores, if they asked: signals, and which waits would end. */
 static void met_what_is_shown(runner *r) {
     for (uint32_t q = 0; q < r->p->ranks; q++) {
-        const uint64_t now = shown(r, q);
-        if (now != r->shown[q]) r->met.adds |= SHOWN(q);
-        r->shown[q] = now;
+        uccl_ep_comm *comm = r->actors[q].comm;
+        for (uint32_t s = 0; s < MAX_SLOTS; s++) {
+            uint64_t value;
+            if (!(r->slots[q] >> s & 1) || uccl_ep_read_signal(comm, s, &value) != UCCL_EP_OK) continue;
+            if (value != r->word[q][s]) r->met.adds |= WORD(q, s);
+            r->word[q][s] = value;
+        }
+        for (uint32_t c = 0; c < r->p->channels; c++) {
+            ends_now(r, &r->channel_ends[q][c][0], uccl_ep_quiet(comm, c, 0));
+            ends_now(r, &r->channel_ends[q][c][1], uccl_ep_quiet_source(comm, c, 0));
+        }
+    }
+    for (uint32_t i = 0; i < r->p->n_labels; i++) {
+        const label_state *l = &r->labels[i];
+        if (!l->posted) continue;
+        uccl_ep_comm *comm = r->actors[l->rank].comm;
+        ends_now(r, &r->label_ends[i][0], uccl_ep_wait(comm, l->channel, l->ticket, 0));
+        ends_now(r, &r->label_ends[i][1], uccl_ep_wait_source(comm, l->channel, l->ticket, 0));
     }
 }
 
@@ -272,6 +276,7 @@ static bool all_done(const runner *r) {
 /* Returns false if the guide ends the run. */
 static bool look(runner *r, bool ended) {
     if (!r->guide) return true;
+    r->met.number = ++r->step;
     met_by_nics(r);
     met_what_is_shown(r);
     return r->guide->watch(r->guide->context, &r->met, ended);
@@ -364,7 +369,11 @@ static void start_guide(runner *r) {
             const litmus_op *o = &r->p->ops[q][i];
             if (o->kind == OP_SIGNAL || o->kind == OP_PUT_SIGNAL) r->slots[o->target] |= 1u << o->slot;
         }
-    for (uint32_t q = 0; q < r->p->ranks; q++) r->shown[q] = shown(r, q);
+    r->step = 0;
+    memset(r->word, 0, sizeof r->word);
+    memset(r->channel_ends, 0, sizeof r->channel_ends);
+    memset(r->label_ends, 0, sizeof r->label_ends);
+    if (r->guide) met_what_is_shown(r);
     r->began = true;
 }
 

@@ -66,10 +66,16 @@ typedef struct runner runner;
 
 /* What a step of the world met: parts of it, by bit, and payload, by address (from the lowest byte to behind the
  * highest; both 0: none). Two steps commute if no part and no byte that one of them writes is met by the other; adding
- * to a part is writing to it in a way in which order among those that add makes no difference. */
-#define HISTORY (1u << 28) /* the part in which what the model is told meets: a sight reads it, a wait adds to it */
+ * to a part is writing to it in a way in which order among those that add makes no difference.
+ *
+ * A wait for what was posted meets nothing: it ends once the last of what it waits for has happened, and whatever else
+ * happens before or behind it is nothing to it. So it `needs` those steps, by their numbers. */
+#define HISTORY (1ull << 56) /* the part in which what the model is told meets: a sight reads it, a wait adds to it */
+#define MOST_NEEDS 16u
 typedef struct footprint {
-    uint32_t reads, adds, writes;
+    uint64_t reads, adds, writes;
+    uint32_t number; /* of the step, or of the last one of those that were joined */
+    uint32_t n_needs, needs[MOST_NEEDS];
     uintptr_t read_from, read_to, written_from, written_to, stored_from, stored_to;
     uint64_t request; /* of a NIC's event; 0: none */
     bool idle;        /* a turn that found nothing to do: it changed nothing */

@@ -304,7 +304,7 @@ void met_memory(struct vnic_fabric *f, const struct vnic_region *region, uint64_
         widen(&f->met.written_from, &f->met.written_to, (uintptr_t)region->base + offset, bytes);
         return;
     }
-    f->met.control |= rank_bit(region->rank);
+    if (region->polled) f->met.control |= rank_bit(region->rank);
     if (!add) widen(&f->met.stored_from, &f->met.stored_to, (uintptr_t)region->base + offset, bytes);
 }
 

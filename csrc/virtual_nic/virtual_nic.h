@@ -102,7 +102,7 @@ void vnic_choose_next(vnic_fabric *f, uint32_t taken);
 /* What was met since `met` was cleared, so that two steps may be compared: those that do not meet commute. Masks are of
  * ranks, by bit, modulo 64. */
 typedef struct vnic_met {
-    uint64_t control;             /* memory of control messages and signals has changed */
+    uint64_t control;             /* memory that the library looks at has changed */
     uint64_t buffer;              /* bytes came into the buffer of its NIC, or left it */
     uint64_t emptied;             /* all that waited there left it, for some region or connection */
     uint64_t order;               /* a NIC that keeps the order of arrival took more, or was emptied */
@@ -146,6 +146,7 @@ typedef struct vnic_region {
     uint32_t tag;    /* the owner's own name for it */
     bool by_address; /* remote addresses are the target's, not offsets */
     bool strict;     /* registered without relaxed ordering: late_overwrite does not concern it; the owner sets it */
+    bool polled;     /* strict, and the library looks at it on its own; the owner sets it */
     bool alive;
 } vnic_region;
 

@@ -38,6 +38,13 @@ static void test_nothing_is_lost(void) {
     static const char put_signal[] = "ranks 2\nr0: store a 16; put_signal 0 ->1 a 16 s0\nr1: see s0; read a 16";
     static const char self[] = "ranks 1\nr0: store x 16; put 0 ->0 a 16 from x; read a 16; quiet; read a 16";
     static const char self_signal[] = "ranks 1\nr0: signal 0 ->0 s0; see s0";
+    /* Waits for what was posted: of a ticket, of its source, of one channel and of all. */
+    static const char ticket[] = "ranks 1\nr0: store x 16; put 0 ->0 a 16 from x as d; free d; store x 16; complete d; "
+                                 "read a 16; see s0";
+    static const char channels[] = "ranks 1; channels 2; proxies 2\nr0: signal 0 ->0 s0; signal 1 ->0 s1; quiet 1; see "
+                                   "s0; see s1";
+    static const char third[] =
+        "ranks 2\nr0: store a 16; put 0 ->1 a 16; quiet; signal 0 ->0 s0\nr1: read a 16; read a 16";
     static const char flag[] = "ranks 1\nwrong PUT-5 on efa\nr0: store x 16; store y 16; put 0 ->0 a 16 from x as one; "
                                "put 0 ->0 f 16 from y as two; until f two; claim a one";
     static const char twice[] =
@@ -59,6 +66,14 @@ static void test_nothing_is_lost(void) {
         {self, "strawman-min", SLOW ",pieces=1", 0, 2},
         {self_signal, "connectx", SLOW, 0, 2},
         {self_signal, "cxi", SLOW, 0, 2},
+        {ticket, "connectx", SLOW, 0, 1},
+        {ticket, "efa3", PROMPT ",pieces=1,visible_delay=0", 1, 1},
+        {ticket, "cxi", SLOW ",pieces=1", 0, 1},
+        {channels, "connectx", PROMPT, 0, 1},
+        {channels, "cxi", PROMPT, 0, 1},
+        {third, "connectx", PROMPT, 0, 1},
+        {third, "efa", PROMPT ",visible_delay=0", 0, 1},
+        {third, "cxi", PROMPT ",pieces=1", 0, 1},
         {flag, "connectx", PROMPT, 0, 1},
         {flag, "efa", PROMPT ",visible_delay=0", 0, 2},
         {flag, "strawman-min", PROMPT ",pieces=1", 0, 2},

@@ -124,6 +124,20 @@ def test_exhaustive() -> None:
     assert (report.rows[0]["duplicates"], report.rows[0]["lost_doorbells"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("programs", "events"),
+    [(("signal", "put", "source"), False), (("signal", "put", "source", "reuse"), True)],
+    ids=["interleavings", "events"],
+)
+def test_little_programs_are_complete_on_every_nic(programs: tuple[str, ...], events: bool) -> None:
+    """The others of that name, and those of up to six operations, are the nightly script's: docs/model.md."""
+    names = [f"little-{name}" for name in programs]
+    report = explore.exhaust(list(PROFILES), names, tool.listing(), 4000, 2, silent, silent, events=events)
+    assert report.good
+    assert len(report.rows) == len(PROFILES) * len(names)
+    assert [row for row in report.rows if not row["complete"]] == []
+
+
 # Fault point, profile, and the clauses that may be named: what is broken shows in more than one way.
 BROKEN = [
     ("signal_before_put", "connectx", {"SIG-2", "SIG-3"}),

@@ -100,7 +100,7 @@ typedef struct uccl_ep_sim_stats {
 
 /* What the NICs met since it was last asked for: steps that do not meet commute. Masks are of ranks, by bit. */
 typedef struct uccl_ep_sim_met {
-    uint64_t control;             /* memory of control messages and signals has changed */
+    uint64_t control;             /* memory that the core looks at, which is not that of signals, has changed */
     uint64_t buffer;              /* bytes came into the buffer of its NIC, or left it */
     uint64_t emptied;             /* all that waited there left it, for some region or connection */
     uint64_t order;               /* a NIC that keeps the order of arrival took more, or was emptied */

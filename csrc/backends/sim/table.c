@@ -292,6 +292,7 @@ static uccl_ep_status sim_region_register(uccl_ep_device *d, uccl_ep_region regi
                     "a world takes %u registrations, and no more fit, or no memory is left: open a new world",
                     VNIC_MAX_REGIONS);
     d->region[region]->strict = region != UCCL_EP_REGION_HEAP; /* backend.h: so they are to be registered */
+    d->region[region]->polled = region == UCCL_EP_REGION_MAILBOX;
     return UCCL_EP_OK;
 }
 
