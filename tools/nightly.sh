@@ -46,4 +46,12 @@ done
 step gpu-device uccl-ep conformance --lane gpu --accel cpu --heap device --level full --seed "$first" --json "$folder/gpu-device.json"
 step gpu-staged uccl-ep conformance --lane gpu --accel cpu --heap device --staging on --level full --seed "$first" \
     --json "$folder/gpu-staged.json"
+# RDMA devices of a guest kernel: at level full, on a wire that loses, and with the limits of other vendors.
+step softroce uccl-ep conformance --backend connectx --lane softroce --level full --seed "$first" --json "$folder/softroce.json"
+step softroce-impair uccl-ep conformance --backend connectx --lane softroce --impair --ranks 2 --level full --seed "$first" \
+    --json "$folder/softroce-impair.json"
+for backend in thor pollara; do
+    step softroce-$backend uccl-ep conformance --backend $backend --lane softroce --ranks 2 --level full --seed "$first" \
+        --json "$folder/softroce-$backend.json"
+done
 exit $bad

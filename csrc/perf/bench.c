@@ -9,8 +9,9 @@
  *   live        producer threads post one by one (or `batch` together) while the proxy's own thread runs
  *   idle        passes with nothing to do
  *   pair        two processes that really communicate (pair.c)
+ *   rdma        the same over a NIC: puts of one size, and latencies
  *
- * In all but pair, one process is rank 0 of `ranks`: its bootstrap answers for the others. Times are of
+ * In all but these two, one process is rank 0 of `ranks`: its bootstrap answers for the others. Times are of
  * CLOCK_MONOTONIC. Under callgrind
  * --toggle-collect=uccl_ep_progress, prefilled and idle count exactly the proxy's instructions, the backend's included.
  */
@@ -38,6 +39,7 @@ struct options options = {.ranks = 64,
                           .batch = 1,
                           .commands = 1u << 20,
                           .passes = 1u << 20,
+                          .latencies = 2000,
                           .mix = "put",
                           .strategy = "ordered_atomic",
                           .complete = "cumulative"};
@@ -81,11 +83,21 @@ static void parse(int count, char **arguments) {
         {"commands", &options.commands, 1ull << 32},
         {"passes", &options.passes, 1ull << 32},
         {"still", &options.still, 1},
+        {"window", &options.window, 65536},
+        {"latencies", &options.latencies, 2000},
     };
     static const struct {
         const char *name;
         char *value;
-    } words[] = {{"mix", options.mix}, {"strategy", options.strategy}, {"complete", options.complete}};
+        size_t room;
+    } words[] = {
+        {"mix", options.mix, sizeof options.mix},
+        {"strategy", options.strategy, sizeof options.strategy},
+        {"complete", options.complete, sizeof options.complete},
+        {"device", options.device, sizeof options.device},
+        {"other_device", options.other_device, sizeof options.other_device},
+        {"nic_options", options.nic_options, sizeof options.nic_options},
+    };
     for (int i = 0; i < count; i++) {
         char *equals = strchr(arguments[i], '=');
         if (!equals) die("'%s' is not key=value", arguments[i]);
@@ -101,7 +113,8 @@ static void parse(int count, char **arguments) {
         }
         for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
             if (strcmp(words[k].name, arguments[i])) continue;
-            snprintf(words[k].value, sizeof options.mix, "%s", equals + 1);
+            if ((size_t)snprintf(words[k].value, words[k].room, "%s", equals + 1) >= words[k].room)
+                die("%s is too long", arguments[i]);
             known = true;
         }
         if (!known) die("no option '%s'", arguments[i]);
@@ -335,7 +348,7 @@ static void idle(const char *backend) {
 }
 
 int main(int count, char **arguments) {
-    if (count < 3) die("usage: uccl-ep-bench BACKEND.so prefilled|live|idle|pair [key=value ...]");
+    if (count < 3) die("usage: uccl-ep-bench BACKEND.so prefilled|live|idle|pair|rdma [key=value ...]");
     parse(count - 3, arguments + 3);
     if (!strcmp(arguments[2], "prefilled"))
         prefilled(arguments[1]);
@@ -345,7 +358,9 @@ int main(int count, char **arguments) {
         idle(arguments[1]);
     else if (!strcmp(arguments[2], "pair"))
         pair(arguments[1]);
+    else if (!strcmp(arguments[2], "rdma"))
+        rdma(arguments[1]);
     else
-        die("no mode '%s': prefilled, live, idle or pair", arguments[2]);
+        die("no mode '%s': prefilled, live, idle, pair or rdma", arguments[2]);
     return 0;
 }

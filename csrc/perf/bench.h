@@ -13,7 +13,10 @@
 
 extern struct options {
     uint64_t ranks, targets, channels, ring_log2, bytes, rounds, producers, batch, commands, passes, still;
+    uint64_t latencies; /* measured of each kind: 1 to 2000 */
+    uint64_t window;    /* operations under way at most; 0: the default */
     char mix[32], strategy[32], complete[32];
+    char device[32], other_device[32], nic_options[128]; /* of rank 0, of rank 1; of both */
 } options;
 
 __attribute__((format(printf, 1, 2))) _Noreturn void die(const char *format, ...);
@@ -23,5 +26,6 @@ double median(double *values, uint64_t n);
 
 /* pair.c */
 void pair(const char *backend);
+void rdma(const char *backend);
 
 #endif

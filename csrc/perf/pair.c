@@ -63,12 +63,16 @@ static int exchange_with_other(void *context, const void *mine, uint32_t bytes, 
 }
 
 static uccl_ep_comm *join(const char *backend, uint32_t *rank) {
+    const char *name = *rank ? options.other_device : options.device;
     const uccl_ep_config config = {.size = sizeof config,
                                    .backend = backend,
                                    .heap_bytes = 2 * REGION,
                                    .signals = 64,
                                    .ring_log2 = (uint32_t)options.ring_log2,
                                    .flags = UCCL_EP_CONFIG_NO_MERGE, /* a put is a put */
+                                   .device = name[0] ? name : NULL,
+                                   .backend_options = options.nic_options,
+                                   .max_inflight_peer = (uint32_t)options.window,
                                    .timeout_ns = TIMEOUT};
     const uccl_ep_bootstrap bootstrap = {.size_of_struct = sizeof bootstrap,
                                          .rank = *rank,
@@ -196,30 +200,32 @@ static void bandwidth(uccl_ep_comm *comm, char *heap, char *plain, uint64_t size
            (unsigned long long)(slots * size * options.rounds));
 }
 
-#define LATENCIES 2000u
+#define LATENCIES 2000u /* of each kind, at most */
 
 static void put_latency(uccl_ep_comm *comm, char *heap, uint64_t size) {
     static double ns[LATENCIES];
+    const uint64_t n = options.latencies;
     const uint64_t seed = 1u << 30 | size;
     fill(heap, size, seed);
-    for (uint32_t i = 0; i < LATENCIES; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         const uint64_t begin = now_ns();
         must(uccl_ep_put(comm, 0, 1, 0, REGION, size, TIMEOUT, NULL), "put");
         must(uccl_ep_quiet(comm, 0, TIMEOUT), "quiet");
         ns[i] = (double)(now_ns() - begin);
     }
     check_there(size, seed, size);
-    const double middle = median(ns, LATENCIES);
-    printf(
-        "{\"what\": \"put_quiet\", \"bytes\": %llu, \"count\": %u, \"ns\": %.0f, \"p10_ns\": %.0f, \"p90_ns\": %.0f}\n",
-        (unsigned long long)size, LATENCIES, middle, ns[LATENCIES / 10], ns[LATENCIES * 9 / 10]);
+    const double middle = median(ns, n);
+    printf("{\"what\": \"put_quiet\", \"bytes\": %llu, \"count\": %llu, \"ns\": %.0f, \"p10_ns\": %.0f, \"p90_ns\": "
+           "%.0f}\n",
+           (unsigned long long)size, (unsigned long long)n, middle, ns[n / 10], ns[n * 9 / 10]);
 }
 
 static void signal_latency(uccl_ep_comm *comm) {
     static double ns[LATENCIES];
-    struct order order = {.pingpong = LATENCIES};
+    const uint64_t n = options.latencies;
+    struct order order = {.pingpong = n};
     transfer(&order, sizeof order, true);
-    for (uint32_t i = 0; i < LATENCIES; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         const uint64_t begin = now_ns();
         must(uccl_ep_signal(comm, 0, 1, SLOT_PING, 1, TIMEOUT, NULL), "ping");
         must(uccl_ep_wait_signal(comm, SLOT_PONG, i + 1, 1, TIMEOUT, NULL), "wait for a pong");
@@ -227,12 +233,13 @@ static void signal_latency(uccl_ep_comm *comm) {
     }
     uint64_t answer;
     transfer(&answer, sizeof answer, false);
-    const double middle = median(ns, LATENCIES);
-    printf("{\"what\": \"signal\", \"count\": %u, \"ns\": %.0f, \"p10_ns\": %.0f, \"p90_ns\": %.0f}\n", LATENCIES,
-           middle, ns[LATENCIES / 10], ns[LATENCIES * 9 / 10]);
+    const double middle = median(ns, n);
+    printf("{\"what\": \"signal\", \"count\": %llu, \"ns\": %.0f, \"p10_ns\": %.0f, \"p90_ns\": %.0f}\n",
+           (unsigned long long)n, middle, ns[n / 10], ns[n * 9 / 10]);
 }
 
-void pair(const char *backend) {
+/* Rank 1 is a child, which returns never. */
+static pid_t start_other(const char *backend) {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) die("socketpair: %s", strerror(errno));
     const pid_t child = fork();
@@ -244,6 +251,46 @@ void pair(const char *backend) {
         serve(backend);
         exit(0);
     }
+    return child;
+}
+
+static void end_other(uccl_ep_comm *comm, pid_t child) {
+    struct order end = {0};
+    uint64_t answer;
+    transfer(&end, sizeof end, true);
+    transfer(&answer, sizeof answer, false);
+    uccl_ep_comm_destroy(comm);
+    int status;
+    if (waitpid(child, &status, 0) != child || status) die("the other rank ended with status %d", status);
+}
+
+/* `commands` puts of `bytes` over a NIC, `rounds` times, and latencies: for a transport's own benchmark beside it. */
+void rdma(const char *backend) {
+    if (options.bytes > REGION) die("bytes=%llu: at most %llu", (unsigned long long)options.bytes, REGION);
+    const pid_t child = start_other(backend);
+    uint32_t rank = 0;
+    uccl_ep_comm *comm = join(backend, &rank);
+    char *heap = heap_of(comm);
+    const uint64_t size = options.bytes, most = REGION / size;
+    const uint64_t slots = options.commands < most ? options.commands : most;
+    double *puts = malloc(options.rounds * sizeof *puts);
+    if (!puts) die("no memory");
+    signal_latency(comm);
+    put_latency(comm, heap, SMALLEST);
+    for (uint64_t round = 0; round < options.rounds; round++) {
+        fill(heap, slots * size, round + 1);
+        puts[round] = time_puts(comm, size, slots, options.commands);
+        check_there(slots * size, round + 1, size);
+    }
+    printf("{\"what\": \"put\", \"bytes\": %llu, \"count\": %llu, \"rounds\": %llu, \"put_ns\": %.2f}\n",
+           (unsigned long long)size, (unsigned long long)options.commands, (unsigned long long)options.rounds,
+           median(puts, options.rounds));
+    free(puts);
+    end_other(comm, child);
+}
+
+void pair(const char *backend) {
+    const pid_t child = start_other(backend);
     uint32_t rank = 0;
     uccl_ep_comm *comm = join(backend, &rank);
     char *heap = heap_of(comm);
@@ -260,14 +307,8 @@ void pair(const char *backend) {
     for (uint64_t size = SMALLEST; size <= 1u << 20; size *= 16) put_latency(comm, heap, size);
     for (uint64_t size = SMALLEST; size <= LARGEST; size *= 4) bandwidth(comm, heap, plain, size, puts, copies);
 
-    struct order end = {0};
-    uint64_t answer;
-    transfer(&end, sizeof end, true);
-    transfer(&answer, sizeof answer, false);
-    uccl_ep_comm_destroy(comm);
     free(puts);
     free(copies);
     munmap(plain, REGION);
-    int status;
-    if (waitpid(child, &status, 0) != child || status) die("the other rank ended with status %d", status);
+    end_other(comm, child);
 }

@@ -415,7 +415,7 @@ def random_bytes(ctx: Context) -> None:
     b = ctx.bench
     rng = np.random.default_rng(patterns.key_of((ctx.seed, "fuzz", ctx.rank)))
     posted = 0
-    for r in range(ctx.rounds(3)):
+    for r in range(3):
         # In three rounds of 64 channels: readable targets on most of them, anything on the rest.
         for c in range(62):
             ch = b.channel(c)

@@ -15,7 +15,7 @@ import pytest
 
 from uccl_ep import backends
 from uccl_ep.paths import library_dir
-from uccl_ep.perf import bench, proxy, shm
+from uccl_ep.perf import bench, proxy, rdma, shm
 from uccl_ep.perf.conditions import conditions
 
 PROGRAM = Path(sys.executable).with_name("uccl-ep")
@@ -179,3 +179,45 @@ def test_wrong_command_lines(arguments: list[str], code: int) -> None:
     done = perf(*arguments)
     assert done.returncode == code
     assert done.stdout == ""
+
+
+# ----------------------------------------------------------------------------------------------------- beside perftest
+
+PERFTEST = """ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 4096       1000             1.21               0.55   \t\t   0.000141
+---------------------------------------------------------------------------------------
+"""
+
+
+def test_the_numbers_of_another_benchmark_are_read_or_it_gave_none() -> None:
+    assert rdma.numbers(PERFTEST) == [4096, 1000, 1.21, 0.55, 0.000141]
+    for nothing in ("", "Couldn't connect to 127.0.0.1:18515", " 4096 1000", "1 2 3 4 x"):
+        assert rdma.numbers(nothing) == []
+
+
+def test_puts_over_one_size_are_checked_and_timed() -> None:
+    lines = bench.run(backends.find("shm").library, "rdma", bytes=4096, commands=300, rounds=2, window=16)
+    assert [line["what"] for line in lines] == ["signal", "put_quiet", "put"]
+    assert (lines[-1]["bytes"], lines[-1]["count"]) == (4096, 300)
+    assert lines[-1]["put_ns"] > 0
+
+
+def test_a_device_that_is_not_there_is_an_error_and_no_figure() -> None:
+    with pytest.raises(bench.BenchError, match="no device 'nope'"):
+        bench.run(backends.find("shm").library, "rdma", device="nope")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["rdma"], "two names of RDMA devices"),
+        (["rdma", "--devices", "a"], "two names of RDMA devices"),
+        (["rdma", "--devices", "a,b", "--rounds", "3"], "not for rdma"),
+        (["shm", "--gid-index", "3"], "not for shm"),
+        (["gpu", "--window", "3"], "not for gpu"),
+    ],
+)
+def test_options_of_another_measurement_are_refused(words: list[str], text: str) -> None:
+    done = perf(*words)
+    assert done.returncode == 2
+    assert text in done.stderr

@@ -207,7 +207,10 @@ def run_rank(
     warnings.simplefilter("ignore", DeprecationWarning)  # forking beside proxies is what some cases are about
     link = ProcessLink(sock, rank, lane)
     if lane is not None and lane.devices:
-        backend = {**backend, "device": lane.devices[rank % len(lane.devices)]}
+        # Silence is found out before a wait runs into its own deadline: of two at one time either may win.
+        backend = {
+            **backend, "device": lane.devices[rank % len(lane.devices)], "peer_timeout": 5.0 * time_scale,
+        }  # fmt: skip
     ctx = Context(case, rank, size, link, seed=seed, backend=backend, time_scale=time_scale)
     link.report = ctx.report
 

@@ -12,11 +12,13 @@ import typer
 from ..cli.common import json_text, pick, writable, write_report
 
 _GPU = "perf gpu"
+_RDMA = "perf rdma"
+_PANELS = {"gpu": _GPU, "rdma": _RDMA}
 
 
 def perf(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="proxy, shm, all (these two), or gpu.")] = "all",
+    what: Annotated[str, typer.Argument(help="proxy, shm, all (these two), gpu, or rdma.")] = "all",
     instructions: Annotated[
         bool, typer.Option("--instructions", help="Count the proxy's instructions with valgrind: minutes.")
     ] = False,
@@ -41,16 +43,30 @@ def perf(
         Path | None, typer.Option(help="UCCL-EP's FIFO benchmark, built: run beside ours.", rich_help_panel=_GPU)
     ] = None,
     against_runs: Annotated[int, typer.Option(min=1, max=1000, help="How often.", rich_help_panel=_GPU)] = 3,
+    backend: Annotated[str, typer.Option(help="Backend by name.", rich_help_panel=_RDMA)] = "connectx",
+    devices: Annotated[
+        str, typer.Option(help="Of rank 0 and of rank 1: two names, by a comma.", rich_help_panel=_RDMA)
+    ] = "",
+    backend_options: Annotated[str, typer.Option(help="key=value,... of both.", rich_help_panel=_RDMA)] = "",
+    gid_index: Annotated[int, typer.Option(min=0, help="Of perftest (-x).", rich_help_panel=_RDMA)] = 3,
+    window: Annotated[
+        int, typer.Option(min=1, max=65536, help="Operations under way at most.", rich_help_panel=_RDMA)
+    ] = 128,
+    turns: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each.", rich_help_panel=_RDMA)] = 5,
+    scale: Annotated[float, typer.Option(min=0.001, max=1000, help="Of puts in each.", rich_help_panel=_RDMA)] = 1.0,
 ) -> None:
     """Measure the proxy on a NIC that does nothing, and puts over shared memory beside memcpy; or, with gpu, how fast
-    kernels hand commands over."""
+    kernels hand commands over; or, with rdma, puts between two RDMA devices beside perftest."""
     from rich.console import Console
 
-    from . import bench, gpu_tables, proxy, shm
+    from . import bench, gpu_tables, proxy, rdma, shm
     from .conditions import conditions
 
-    pick(what, ("proxy", "shm", "all", "gpu"), "WHAT")
+    pick(what, ("proxy", "shm", "all", "gpu", "rdma"), "WHAT")
     _only_for(what, context)
+    named = [name for name in devices.split(",") if name]
+    if what == "rdma" and len(named) != 2:
+        raise typer.BadParameter("two names of RDMA devices, by a comma", param_hint="--devices")
     to_stdout = json is not None and str(json) == "-"
     console = Console(stderr=to_stdout, highlight=False)
     document: dict[str, Any] = {"conditions": conditions()}
@@ -63,6 +79,11 @@ def perf(
                 document["proxy"] = proxy.measure(say, rounds=10 * rounds, instructions=instructions)
             if what in ("shm", "all"):
                 document["shm"] = shm.measure(say, rounds=rounds)
+            if what == "rdma":
+                document["rdma"] = rdma.measure(
+                    say, backend=backend, devices=named, nic_options=backend_options, gid_index=gid_index,
+                    window=window, repeats=turns, scale=scale,
+                )  # fmt: skip
             if what == "gpu":
                 from . import gpu_campaign
 
@@ -83,6 +104,8 @@ def perf(
         proxy.show(console, document["proxy"])
     if "shm" in document:
         shm.show(console, document["shm"])
+    if "rdma" in document:
+        rdma.show(console, document["rdma"])
     if "gpu" in document:
         gpu_tables.show(console, document["gpu"])
     if json is not None:
@@ -91,11 +114,12 @@ def perf(
 
 def _only_for(what: str, context: typer.Context) -> None:
     """An option that would not be looked at is a mistake of the caller's."""
-    of_gpu = {one.name for one in context.command.params if getattr(one, "rich_help_panel", None) == _GPU}
-    others = {"instructions", "rounds"}
-    for name in sorted(others if what == "gpu" else of_gpu):
-        source = None if name is None else context.get_parameter_source(name)
-        if name is not None and source is not None and source.name == "COMMANDLINE":
+    panels = {what: {"instructions", "rounds"} for what in ("proxy", "shm", "all")}
+    for kind, panel in _PANELS.items():
+        panels[kind] = {str(one.name) for one in context.command.params if getattr(one, "rich_help_panel", "") == panel}
+    for name in sorted(set().union(*panels.values()) - panels[what]):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"not for {what}", param_hint=f"--{name.replace('_', '-')}")
 
 

@@ -104,7 +104,7 @@ class Guest:
         on_line: Callable[[bytes], None] | None,
     ) -> Outcome:
         with contextlib.ExitStack() as stack:
-            folder = Path(tempfile.mkdtemp(prefix="uccl_ep-guest-"))
+            folder = Path(tempfile.mkdtemp(prefix="uccl_ep-guest-")).absolute()
             began = time.monotonic()
             run = stack.enter_context(_Run(folder))
             for name, content in {**inputs, "command": command.encode()}.items():

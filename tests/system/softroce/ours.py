@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0 of two, of which the other is peer.py: `ours.py BACKEND OUTPUT [impair]`, in a guest. It tells OUTPUT all."""
+"""Rank 0 of two, of which the other is peer.py: `ours.py OUTPUT BACKEND...`, in a guest. It tells OUTPUT all."""
 
 from __future__ import annotations
 
@@ -130,13 +130,19 @@ def failure(backend: str, how: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    backend, output = sys.argv[1], sys.argv[2]
-    impaired = "impair" in sys.argv[3:]
-    wire.lay(wire.IMPAIRMENT if impaired else ())
-    found: dict[str, Any] = {"traffic": traffic(backend)}
-    if not impaired:
-        found["failures"] = {how: failure(backend, how) for how in ("bad-key", "silent", "killed")}
-    found["wire"] = wire.counted()
+    output, *backends = sys.argv[1:]
+    wire.lay()
+    found: dict[str, Any] = {}
+    for backend in backends:
+        found[backend] = {"traffic": traffic(backend)}
+        found[backend]["failures"] = {how: failure(backend, how) for how in ("bad-key", "silent", "killed")}
+    wire.impair(
+        ("loss", "2%", "delay", "200us", "reorder", "3%")
+    )  # the messages are small: more than the suite can stand
+    for _ in range(5):  # until something was lost: rarely more than once
+        found["impaired"] = {"traffic": traffic(backends[0]), "wire": wire.counted()}
+        if wire.bitten(found["impaired"]["wire"]):
+            break
     Path(output).write_text(json.dumps(found))
 
 
