@@ -44,7 +44,14 @@ class Link(Protocol):
     effort: float  # how often what is done many times is done
     economy: float  # and how often what any lane but an emulated machine does as often
 
-    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]: ...
+    def allgather(
+        self,
+        data: bytes,
+        ranks: Sequence[int],
+        timeout: float,
+        topic: str,
+        meanwhile: Callable[[], bool] | None = None,  # called until all came; True: something moved, again at once
+    ) -> list[bytes]: ...
     def kill(self, rank: int) -> None: ...
     def stop(self, rank: int, resume_after: float | None = None) -> None: ...
     def resume(self, rank: int) -> None: ...
@@ -118,6 +125,7 @@ class Context:
         self.session = session  # of the device whose kernels post, in a lane that has one
         self._heaps = heaps  # in device memory, where the host posts
         self._benches: list[Bench] = []
+        self._driven: list[Bench] = []  # of them, those whose proxies run in calls of the rank alone
         self._bench: Bench | None = None
         self._attempts = 0  # to make a communicator
         self._meetings: dict[tuple[int, ...], int] = {}
@@ -179,12 +187,15 @@ class Context:
         self.stage = "making a communicator"
         part = Part(self.link.clock, members, members.index(self.rank), self.seed)
         bootstrap = self.bootstrap(members)
-        comm = self._communicator(part, bootstrap, self.options(**overrides))
+        options = self.options(**overrides)
+        comm = self._communicator(part, bootstrap, options)
         part.identity = bootstrap.identity
         self.parts.append(part)
         self.stage = "running"
         bench = Bench(self, comm, members, shadow=shadow and settle, name=name or f"comm{len(self._benches)}")
         self._benches.append(bench)
+        if options.get("progress") == "caller":
+            self._driven.append(bench)
         if not self.caps:
             from .capabilities import describe
 
@@ -243,7 +254,9 @@ class Context:
         members = tuple(range(self.size) if ranks is None else ranks)
         begin = self.link.clock()
         try:
-            gathered = self.link.allgather(data, members, self.deadline - self.now(), "case")
+            gathered = self.link.allgather(
+                data, members, self.deadline - self.now(), "case", self._drive if self._driven else None
+            )
         except TimeoutError as error:
             raise OutOfTime(str(error)) from error
         number = self._meetings[members] = self._meetings.get(members, 0) + 1
@@ -251,6 +264,19 @@ class Context:
             if bench.ranks == members and not bench.closed:
                 bench.part.met(begin, number)
         return gathered
+
+    def _drive(self) -> bool:
+        """One pass for the communicators without threads of their own.
+
+        PRG-1 holds while the proxies of both ranks are scheduled: a target's raises signals and returns credits, so
+        a rank that waits for the others still owes them its progress calls.
+        """
+        moved = False
+        for comm in [bench.comm for bench in self._driven if not bench.closed]:
+            # What is wrong with it is for the case's own calls to say.
+            with contextlib.suppress(UcclEpError):
+                moved |= comm.progress()
+        return moved
 
     def barrier(self, ranks: Sequence[int] | None = None) -> None:
         self.allgather(b"", ranks)

@@ -78,7 +78,14 @@ class SimLink:
         if self._simulation.first is not None:
             raise Interrupted("another rank failed")
 
-    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]:
+    def allgather(
+        self,
+        data: bytes,
+        ranks: Sequence[int],
+        timeout: float,
+        topic: str,
+        meanwhile: Callable[[], bool] | None = None,  # the world runs all proxies
+    ) -> list[bytes]:
         try:
             return self._simulation.meeting.allgather(topic, ranks, self._rank, data, timeout, self._check)
         except DeadlineExceeded as error:

@@ -25,6 +25,9 @@ from .history import judged
 from .lanes import Lane
 from .registry import Case
 
+# Between two looks at whether a rank without threads of its own has something to do, while it waits for the others.
+DRIVING_NAP = 0.0005
+
 
 class ProcessLink:
     """The way from a rank to the parent and through it to the other ranks. A thread reads, so that a rank that hangs
@@ -73,11 +76,23 @@ class ProcessLink:
         with self._send_lock:
             self._sock.sendall(json.dumps(message).encode() + b"\n")
 
-    def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def _ask(
+        self, message: dict[str, Any], timeout: float, meanwhile: Callable[[], bool] | None = None
+    ) -> dict[str, Any]:
         number = next(self._numbers)
         self.send({**message, "id": number})
+        end = self.now() + timeout
+
+        def there() -> bool:
+            return number in self._answers or self._closed
+
+        came = False
+        while meanwhile is not None and not came and self.now() < end:
+            nap = 0.0 if meanwhile() else DRIVING_NAP
+            with self._changed:
+                came = self._changed.wait_for(there, nap)
         with self._changed:
-            came = self._changed.wait_for(lambda: number in self._answers or self._closed, max(0.0, timeout))
+            came = self._changed.wait_for(there, max(0.0, end - self.now()))
             answer = self._answers.pop(number, None)
         if answer is not None:
             return answer
@@ -86,10 +101,16 @@ class ProcessLink:
         self.send({"op": "cancel", "id": next(self._numbers), "cancelled": number})
         raise TimeoutError(f"rank {self._rank} waited {timeout:.3g} s out of band for the others")
 
-    def allgather(self, data: bytes, ranks: Sequence[int], timeout: float, topic: str) -> list[bytes]:
-        answer = self._ask(
-            {"op": "gather", "topic": topic, "ranks": list(ranks), "data": encode_gathered(data)}, timeout
-        )
+    def allgather(
+        self,
+        data: bytes,
+        ranks: Sequence[int],
+        timeout: float,
+        topic: str,
+        meanwhile: Callable[[], bool] | None = None,
+    ) -> list[bytes]:
+        message = {"op": "gather", "topic": topic, "ranks": list(ranks), "data": encode_gathered(data)}
+        answer = self._ask(message, timeout, meanwhile)
         if answer.get("error") == "interrupted":
             raise Interrupted("another rank failed")
         if "error" in answer:
