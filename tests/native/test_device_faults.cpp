@@ -26,8 +26,8 @@
     X(poll_never_done, "QUI-3", calls_main, 120, 500, "s is")                                                          \
     X(closed_ignored, "PRG-3", calls_main, 1, 500, "results->status[i] is")                                            \
     X(loss_ignored, "ERR-5", calls_main, 1, 500, "results->status[i] is")                                              \
-    X(loss_of_any_ends, "ERR-5", calls_main, 120, 500, "results->status[i] is")                                        \
-    X(value_not_distance, "LIM-1", calls_main, 120, 500, "check_signal_values")                                        \
+    X(loss_of_any_ends, "ERR-5", calls_main, 2, 500, "results->status[i] is")                                          \
+    X(value_not_distance, "LIM-1", calls_main, 2, 500, "check_signal_values")                                          \
     X(poster_hands_over_early, "PUB-1", post_main, 120, 500, "data race")
 
 static struct {
