@@ -47,7 +47,8 @@ def rank_main(kind: str) -> None:
         assert (counts.numpy(np.uint64) == LENGTH * 4 // 256).all()
         for peer in range(n):
             assert (received[peer] == expected(peer, comm.rank) + np.float32(0.5)).all(), f"the tokens of rank {peer}"
-        print(f"rank {comm.rank}: {n} rows and {n} x {LENGTH * 4 // 256} tokens, as they were sent")
+        # One write a line: ranks share the terminal.
+        sys.stdout.write(f"rank {comm.rank}: {n} rows and {n} x {LENGTH * 4 // 256} tokens, as they were sent\n")
         comm.barrier()
 
 

@@ -22,7 +22,8 @@ def rank_main() -> None:
         comm.wait_signal(SLOT, 1, source=peer)  # the peer's bytes are here (SIG-2)
         assert (comm.heap[BYTES : 2 * BYTES] == peer + 1).all()
         ticket.wait()  # ours are there (QUI-1): the source may be changed
-        print(f"rank {comm.rank}: {BYTES} bytes from rank {peer}, strategy {comm.info.strategy}")
+        # One write a line: ranks share the terminal.
+        sys.stdout.write(f"rank {comm.rank}: {BYTES} bytes from rank {peer}, strategy {comm.info.strategy}\n")
         comm.barrier()  # before closing, since a peer may still put to this rank (MEM-2)
 
 

@@ -4,6 +4,8 @@
 // say.
 #include "device_bench.h"
 
+#include <chrono>
+
 using namespace uccl_ep;
 using platform::lane;
 using platform::thread;
@@ -226,6 +228,10 @@ UCCL_EP_KERNEL void call_wait(comm c, int kind, int scope, ticket t, wait_result
 
 typedef std::function<void(bench &)> change;
 
+// How long a wait is looked at before what it waits for happens: where one is known to come back too early, until it
+// has had the time to.
+static unsigned early_ms;
+
 // A wait of each kind and scope: all callers get `expected` once `then` has happened, and none of them before.
 static void wait_until(int kind, uint32_t warp, ticket t, const change &before, const change &then,
                        uccl_ep_status expected, uccl_ep_u64 timeout = bench_timeout) {
@@ -243,7 +249,9 @@ static void wait_until(int kind, uint32_t warp, ticket t, const change &before, 
             returned.store(true);
         });
         if (then) {
-            for (int i = 0; i < 20; i++) sched_yield();
+            const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(early_ms);
+            for (int i = 0; !returned.load() && (i < 20 || std::chrono::steady_clock::now() < until); i++)
+                sched_yield();
             CHECK(!returned.load(), "kind %d came back too early", kind);
             then(b);
         }

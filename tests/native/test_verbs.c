@@ -168,6 +168,7 @@ static void limits_rank(thread_rank *r, void *argument) {
     OK(uccl_ep_comm_query(comm, &info));
     char *heap = info.heap;
     memset(heap, (int)(0x40 + r->rank), 1 << 20);
+    thread_barrier(r); /* the others' flushes read a heap's first word */
     /* All to rank 0 (incast), large ones and then as many small ones. */
     for (uint32_t k = 0; k < 8; k++)
         OK(uccl_ep_put(comm, k % 2, 0, 0, (2 + r->rank * 4ull) << 20, 1 << 20, UCCL_EP_TIMEOUT_DEFAULT, NULL));
