@@ -125,14 +125,20 @@ void verbs_qp_close(uccl_ep_endpoint *e, uint32_t peer) {
 
 /* -------------------------------------------------------------------------------------------------------- receives */
 
-/* Without a buffer: an immediate brings its bytes to where the sender said. */
+/* An immediate brings its bytes to where the sender said, so the buffer stays as it is. There is one nevertheless, and
+ * it is not empty: a shared queue of bnxt_re needs an element (rdma-core providers/bnxt_re: not every
+ * version pads one), and to mlx5 a length of 0 is 2^31 bytes. */
 uccl_ep_status verbs_post_receives(uccl_ep_endpoint *e, uint32_t peer, uint32_t n) {
     struct ibv_recv_wr requests[VERBS_BATCH], *bad;
+    struct ibv_sge nowhere = {
+        .addr = (uintptr_t)e->nic->scratch, .length = sizeof(uint64_t), .lkey = e->nic->scratch_mr->lkey};
     memset(requests, 0, sizeof requests);
     while (n) {
         const uint32_t some = n < VERBS_BATCH ? n : VERBS_BATCH;
         for (uint32_t i = 0; i < some; i++) {
             requests[i].wr_id = VERBS_WR_RECEIVE | (uint64_t)peer;
+            requests[i].sg_list = &nowhere;
+            requests[i].num_sge = 1;
             requests[i].next = i + 1 < some ? &requests[i + 1] : NULL;
         }
         const int error =

@@ -12,7 +12,8 @@
  *   inline, grant (inline bytes granted whatever is asked), max_post, inflight, memlock
  *   open_errno, reg_errno, dmabuf_errno       calls that fail always
  *   srq, wr, cq_ex, relaxed, clean (completions of a dead queue pair vanish), routed (a hop limit of 1 loses packets),
- *   lazy, reuse (numbers of queue pairs), peermem, atomic_flag (0: a right to atomics that there are not is ignored)
+ *   lazy, srq_sge (a shared queue refuses a receive without an element), reuse (numbers of queue pairs), peermem,
+ * atomic_flag (0: a right to atomics that there are not is ignored)
  */
 #include "internal.h"
 
@@ -67,6 +68,7 @@ static void kind_of(fake_device *d, const char *name) {
         a->atomic_cap = IBV_ATOMIC_GLOB;
         d->max_inline = 96;
         d->wr_api = d->cq_ex = false; /* until rdma-core 56 */
+        d->srq_needs_sge = true;
         d->vendor = (fake_vendor_errors){7, 10, 9, 11, 6, 4, 3, 2, 8};
     } else if (strncmp(name, "ionic", 5) == 0) {
         a->vendor_id = 0x1dd8;
@@ -223,11 +225,17 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
     const struct {
         const char *key;
         bool *field;
-    } bools[] = {{"srq", &d->srq},         {"wr", &d->wr_api},
-                 {"cq_ex", &d->cq_ex},     {"relaxed", &d->relaxed},
-                 {"clean", &d->cq_clean},  {"routed", &d->routed},
-                 {"lazy", &d->lazy},       {"reuse", &d->reuse_qpn},
-                 {"peermem", &d->peermem}, {"atomic_flag", &d->strict_atomic_flag}};
+    } bools[] = {{"srq", &d->srq},
+                 {"wr", &d->wr_api},
+                 {"cq_ex", &d->cq_ex},
+                 {"relaxed", &d->relaxed},
+                 {"clean", &d->cq_clean},
+                 {"routed", &d->routed},
+                 {"lazy", &d->lazy},
+                 {"reuse", &d->reuse_qpn},
+                 {"peermem", &d->peermem},
+                 {"atomic_flag", &d->strict_atomic_flag},
+                 {"srq_sge", &d->srq_needs_sge}};
     for (unsigned i = 0; i < sizeof(bools) / sizeof(bools[0]); i++)
         if (strcmp(key, bools[i].key) == 0) {
             *bools[i].field = v != 0;

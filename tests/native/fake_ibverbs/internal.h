@@ -66,6 +66,7 @@ typedef struct fake_device {
     uint64_t memlock, locked;
     uint32_t open_errno, reg_errno, dmabuf_errno, rd_atom_used;
     bool srq, wr_api, cq_ex, relaxed, cq_clean, routed, lazy, reuse_qpn, peermem, strict_atomic_flag;
+    bool srq_needs_sge;       /* a receive of a shared queue without an element is refused */
     uint32_t max_send_wr_pad; /* requests of a queue beyond those asked for that the provider grants */
     uint32_t live_qps, live_cqs, live_mrs, live_srqs;
 } fake_device;

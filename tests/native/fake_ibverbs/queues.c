@@ -119,8 +119,12 @@ static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_rec
 }
 
 static int post_srq_recv(struct ibv_srq *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) {
+    const fake_device *d = fake_context_of(base->context)->device;
+    int error = 0;
     LOCK();
-    const int error = give_receives(&((fake_srq *)(void *)base)->queue, wr, bad, 0);
+    for (const struct ibv_recv_wr *one = wr; one && !error; one = one->next)
+        if (d->srq_needs_sge && !one->num_sge) error = EINVAL;
+    error = give_receives(&((fake_srq *)(void *)base)->queue, wr, bad, error);
     UNLOCK();
     return error;
 }
