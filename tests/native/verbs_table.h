@@ -24,9 +24,11 @@ static char said[256]; /* by the last call that failed */
 static int32_t said_code;
 static char logged[256]; /* the last line of a log */
 
+static uint64_t host_skew; /* time passes as the test says, too */
+
 static inline uint64_t host_now(void *context) {
     (void)context;
-    return test_now_ns();
+    return test_now_ns() + host_skew;
 }
 static inline void host_log(void *context, uccl_ep_log_level level, const char *text) {
     (void)context;
@@ -168,6 +170,29 @@ static inline uccl_ep_completion node_write(node *n, uint32_t peer, uint64_t loc
     }
     CHECK(false, "no completion came");
     return completion;
+}
+
+/* Submit an immediate, and wait until it has been carried out. */
+static inline void node_immediate(node *n, uint32_t peer, uint32_t value) {
+    const uccl_ep_operation operation = {
+        .kind = UCCL_EP_OPERATION_WRITE_IMM, .flags = UCCL_EP_OPERATION_SIGNALLED, .value = value, .cookie = 78};
+    uint32_t accepted = 0;
+    WORKS(n->table->submit(n->endpoint, peer, &operation, 1, 0, &accepted));
+    CHECK_EQ(accepted, 1);
+    uccl_ep_completion completion;
+    int32_t got = 0;
+    for (unsigned turn = 0; turn < 100000 && !got; turn++) got = n->table->poll(n->endpoint, &completion, 1);
+    CHECK(got == 1 && completion.cookie == 78 && !completion.status, "%d, status %d", got, completion.status);
+}
+
+/* Turns until it is done, a millisecond apart by the host's clock. */
+static inline uccl_ep_status node_disconnect(node *n, uint32_t peer) {
+    uccl_ep_status status = UCCL_EP_IN_PROGRESS;
+    for (unsigned turn = 0; turn < 10000 && status == UCCL_EP_IN_PROGRESS; turn++) {
+        status = n->table->disconnect(n->endpoint, peer);
+        host_skew += 1000000;
+    }
+    return status;
 }
 
 static inline void node_close(node *n) {

@@ -69,14 +69,17 @@ void verbs_describe(uccl_ep_device *device, int32_t status, int32_t vendor_code,
 
 /* What a completion tells the core: at most one record. */
 static bool receive(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_completion *c) {
-    /* Failed ones are flushed with their queue pair, of which the operations tell. */
-    if (wc->status != IBV_WC_SUCCESS) return false;
     const uint32_t peer =
         e->srq ? e->nic->qp_peer[wc->qp_num & 0xffffff] - 1u : (uint32_t)(wc->wr_id & (VERBS_MAX_PEERS - 1));
-    if (peer >= e->peers) return false; /* of a queue pair that is no more */
-    verbs_peer *p = &e->peer[peer];
-    p->taken++;
-    if (p->state == VERBS_DRAINING || !(wc->wc_flags & IBV_WC_WITH_IMM)) return false;
+    verbs_peer *p = &e->peer[peer < e->peers ? peer : 0];
+    const bool of_now = e->srq ? p->number == wc->qp_num : p->generation == (uint16_t)(wc->wr_id >> 32);
+    if (peer >= e->peers || !of_now) { /* of a queue pair that is no more */
+        if (e->srq) verbs_post_receives(e, 0, 1);
+        return false;
+    }
+    p->taken++; /* a failed one, too: connect() gives it back */
+    /* Failed ones are flushed with their queue pair, of which the operations tell. */
+    if (wc->status != IBV_WC_SUCCESS || p->state == VERBS_DRAINING || !(wc->wc_flags & IBV_WC_WITH_IMM)) return false;
     *c = (uccl_ep_completion){.cookie = ntohl(wc->imm_data), .kind = UCCL_EP_COMPLETION_IMMEDIATE, .peer = peer};
     return true;
 }
@@ -136,7 +139,7 @@ uccl_ep_status verbs_collect(uccl_ep_endpoint *e) {
 
 /* ---------------------------------------------------------------------------------------------------------- events */
 
-/* Events of queue pairs are not told: the next operation to that peer fails, with what the NIC says of it. */
+/* Errors of queue pairs are not told: the next operation to that peer fails, with what the NIC says of it. */
 static const char *loss(enum ibv_event_type type) {
     switch (type) {
     case IBV_EVENT_DEVICE_FATAL:
@@ -159,6 +162,10 @@ void verbs_take_events(const uccl_ep_device *d, verbs_nic *nic) {
         char text[VERBS_TEXT];
         if (loss(event.event_type))
             atomic_store_explicit(&nic->lost, (uint32_t)event.event_type + 1, memory_order_release);
+        if (event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED) {
+            verbs_peer *p = event.element.qp->qp_context;
+            atomic_store_explicit(&p->last_receive, 1, memory_order_release);
+        }
         if (event.event_type == IBV_EVENT_PORT_ERR) {
             snprintf(text, sizeof text, "%s: port %d is down", nic->found.name, event.element.port_num);
             d->host->log(d->host->context, UCCL_EP_LOG_WARN, text);

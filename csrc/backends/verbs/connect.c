@@ -3,8 +3,9 @@
  * connect.c: a queue pair from RESET over INIT and RTR to RTS, and back.
  *
  * A connection ends in order: the queue pair goes to ERR, one more request is posted, and once that one has come back
- * flushed, so has all before it. Then it is destroyed and a new one made for the next connection: what is still on its
- * way to the old one finds nobody, and a completion of it would carry an old generation.
+ * flushed, so has all before it. Where receives are shared, an event tells when it takes no more of them. Then it is
+ * destroyed and a new one made for the next connection: what is still on its way to the old one finds nobody, and a
+ * completion of it carries an old generation, or the number of a queue pair that is no more.
  */
 #include "verbs.h"
 
@@ -14,6 +15,9 @@
 #include <string.h>
 
 #include "wire.h"
+
+/* Longest wait for the event that ends the receives of a queue pair: a NIC, or a kernel, may not have it. */
+#define LAST_RECEIVE_NS 100000000ull
 
 /* Reads and atomics that a queue pair takes from its peer at a time. Where the NIC shares them out (device_responders),
  * nobody gets any who needs none. */
@@ -228,6 +232,20 @@ static void forget(uccl_ep_endpoint *e, uint32_t peer) {
     e->found_tail = to;
 }
 
+/* A queue pair in ERR may still hold a receive of the shared queue: destroyed now, it takes that along, and the queue
+ * is one short for ever (InfiniBand Architecture Specification, volume 1, 11.6.3.2: Last WQE Reached). */
+static bool receives_over(const uccl_ep_endpoint *e, verbs_peer *p) {
+    if (!e->srq) return true;
+    verbs_take_events(e->device, e->nic);
+    if (atomic_load_explicit(&p->last_receive, memory_order_acquire) ||
+        atomic_load_explicit(&e->nic->lost, memory_order_acquire))
+        return true;
+    const uccl_ep_host *host = e->device->host;
+    const uint64_t now = host->now_ns(host->context);
+    if (!p->waits_until) p->waits_until = now + LAST_RECEIVE_NS;
+    return now >= p->waits_until;
+}
+
 uccl_ep_status verbs_disconnect(uccl_ep_endpoint *e, uint32_t peer) {
     if (peer >= e->peers) return no_rank(e, peer);
     verbs_peer *p = &e->peer[peer];
@@ -235,9 +253,13 @@ uccl_ep_status verbs_disconnect(uccl_ep_endpoint *e, uint32_t peer) {
     if (p->state != VERBS_DRAINING) to_error(e, p, peer);
     uccl_ep_status status = verbs_collect(e);
     if (status != UCCL_EP_OK) return status;
-    if (p->completed != p->posted) return UCCL_EP_IN_PROGRESS;
+    if (p->completed != p->posted || !receives_over(e, p)) return UCCL_EP_IN_PROGRESS;
+    status = verbs_collect(e); /* what came before the event: destroying would throw it away */
+    if (status == UCCL_EP_OK) status = verbs_qp_close(e, peer);
+    /* And what is left, while there is no new one that could have its number. */
+    if (status == UCCL_EP_OK) status = verbs_collect(e);
+    if (status != UCCL_EP_OK) return status;
     forget(e, peer);
-    verbs_qp_close(e, peer);
     /* If there is no room for the next one now, peer_address() tries again. */
     verbs_qp_open(e, peer);
     return UCCL_EP_OK;

@@ -74,7 +74,7 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
     struct ibv_qp_init_attr attributes;
     for (;;) {
         /* What is granted is written into it. */
-        attributes = (struct ibv_qp_init_attr){.qp_context = e,
+        attributes = (struct ibv_qp_init_attr){.qp_context = p, /* of its events */
                                                .send_cq = e->cq,
                                                .recv_cq = e->cq,
                                                .srq = e->srq,
@@ -109,18 +109,32 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
     p->posted = p->completed = 0u - 64; /* so that wrapping is nothing that comes after hours (LIM-1) */
     p->psn = first_packet(p);
     p->generation++;
-    e->nic->qp_peer[p->qp->qp_num & 0xffffff] = (uint16_t)(peer + 1);
+    atomic_store_explicit(&p->last_receive, 0, memory_order_relaxed);
+    p->waits_until = 0;
+    p->number = p->qp->qp_num;
+    e->nic->qp_peer[p->number & 0xffffff] = (uint16_t)(peer + 1);
     return UCCL_EP_OK;
 }
 
-void verbs_qp_close(uccl_ep_endpoint *e, uint32_t peer) {
+uccl_ep_status verbs_qp_close(uccl_ep_endpoint *e, uint32_t peer) {
     verbs_peer *p = &e->peer[peer];
-    if (!p->qp) return;
-    e->nic->qp_peer[p->qp->qp_num & 0xffffff] = 0;
+    if (!p->qp) return UCCL_EP_OK;
     verbs_take_events(e->device, e->nic); /* of this one, too */
-    e->device->library.ibv_destroy_qp(p->qp);
+    /* Before, since another thread may be given the number at once. */
+    e->nic->qp_peer[p->number & 0xffffff] = 0;
+    const int error = e->device->library.ibv_destroy_qp(p->qp);
+    /* A NIC that is gone writes nothing, whatever the kernel says of its queue pairs. */
+    if (error && !atomic_load_explicit(&e->nic->lost, memory_order_acquire)) {
+        e->nic->qp_peer[p->number & 0xffffff] = (uint16_t)(peer + 1);
+        return verbs_fail(e->device->host, UCCL_EP_E_NIC, error,
+                          "%.32s: the queue pair of rank %u cannot be destroyed, and may still read and write: %s "
+                          "(errno %d)",
+                          e->nic->found.name, peer, strerror(error), error);
+    }
     p->qp = NULL;
+    p->number = UINT32_MAX;
     p->state = VERBS_BROKEN;
+    return UCCL_EP_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------------- receives */
@@ -136,7 +150,7 @@ uccl_ep_status verbs_post_receives(uccl_ep_endpoint *e, uint32_t peer, uint32_t 
     while (n) {
         const uint32_t some = n < VERBS_BATCH ? n : VERBS_BATCH;
         for (uint32_t i = 0; i < some; i++) {
-            requests[i].wr_id = VERBS_WR_RECEIVE | (uint64_t)peer;
+            requests[i].wr_id = VERBS_WR_RECEIVE | verbs_wr_id(0, e->peer[peer].generation, peer);
             requests[i].sg_list = &nowhere;
             requests[i].num_sge = 1;
             requests[i].next = i + 1 < some ? &requests[i + 1] : NULL;

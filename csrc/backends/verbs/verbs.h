@@ -228,8 +228,8 @@ struct uccl_ep_device {
 
 /* ------------------------------------------------------------------------------------------------------- endpoints */
 
-/* wr_id: whose it is, of which connection, and its number there. Of a receive: RECEIVE, with the peer where the queue
- * is the peer's own. */
+/* wr_id: whose it is, of which connection, and its number there. Of a receive: RECEIVE, with peer and connection where
+ * the queue is the peer's own. */
 #define VERBS_WR_RECEIVE (1ull << 63)
 
 static inline uint64_t verbs_wr_id(uint32_t peer, uint16_t generation, uint32_t number) {
@@ -252,8 +252,11 @@ typedef struct verbs_peer {
     uint16_t generation;
     uint32_t posted, completed; /* numbers of work requests */
     uint32_t psn;
-    uint32_t taken;          /* receives that its immediates took and that were not given back */
-    uint32_t granted_inline; /* bytes that may go inline */
+    uint32_t number;               /* of the queue pair; UINT32_MAX: there is none */
+    uint32_t taken;                /* receives that it took and that were not given back */
+    _Atomic uint32_t last_receive; /* an event said that it takes no more of the shared queue */
+    uint64_t waits_until;          /* for that event; 0: does not wait yet */
+    uint32_t granted_inline;       /* bytes that may go inline */
 } verbs_peer;
 
 struct uccl_ep_endpoint {
@@ -302,7 +305,8 @@ uccl_ep_status verbs_endpoint_open(uccl_ep_device *device, const uccl_ep_endpoin
 void verbs_endpoint_close(uccl_ep_endpoint *endpoint);
 /* A queue pair for `peer`, in RESET; a new connection's. */
 uccl_ep_status verbs_qp_open(uccl_ep_endpoint *endpoint, uint32_t peer);
-void verbs_qp_close(uccl_ep_endpoint *endpoint, uint32_t peer);
+/* Its DMA has ended, unless that failed: then the queue pair is still there. */
+uccl_ep_status verbs_qp_close(uccl_ep_endpoint *endpoint, uint32_t peer);
 /* n receives, to the shared queue or the peer's. */
 uccl_ep_status verbs_post_receives(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
 uccl_ep_status verbs_replenish(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);

@@ -12,8 +12,9 @@
  *   inline, grant (inline bytes granted whatever is asked), max_post, inflight, memlock
  *   open_errno, reg_errno, dmabuf_errno       calls that fail always
  *   srq, wr, cq_ex, relaxed, clean (completions of a dead queue pair vanish), routed (a hop limit of 1 loses packets),
- *   lazy, srq_sge (a shared queue refuses a receive without an element), reuse (numbers of queue pairs), peermem,
- * atomic_flag (0: a right to atomics that there are not is ignored)
+ *   lazy, srq_sge (a shared queue refuses a receive without an element),
+ *   srq_flush (a queue pair that breaks flushes a receive of the shared queue, later), last_wqe (it has that event),
+ * reuse (numbers of queue pairs), peermem, atomic_flag (0: a right to atomics that there are not is ignored)
  */
 #include "internal.h"
 
@@ -46,7 +47,7 @@ static void kind_of(fake_device *d, const char *name) {
                                   .vendor_id = 0xffffff};
     d->max_inline = 220;
     d->inline_grant = UINT32_MAX;
-    d->srq = d->wr_api = d->cq_ex = d->relaxed = d->cq_clean = d->lazy = d->strict_atomic_flag = true;
+    d->srq = d->wr_api = d->cq_ex = d->relaxed = d->cq_clean = d->lazy = d->strict_atomic_flag = d->last_wqe = true;
     d->vendor = (fake_vendor_errors){0};
     snprintf(d->firmware, sizeof(d->firmware), "1.0.0");
     if (strncmp(name, "mlx5", 4) == 0) {
@@ -235,7 +236,9 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                  {"reuse", &d->reuse_qpn},
                  {"peermem", &d->peermem},
                  {"atomic_flag", &d->strict_atomic_flag},
-                 {"srq_sge", &d->srq_needs_sge}};
+                 {"srq_sge", &d->srq_needs_sge},
+                 {"srq_flush", &d->srq_flush},
+                 {"last_wqe", &d->last_wqe}};
     for (unsigned i = 0; i < sizeof(bools) / sizeof(bools[0]); i++)
         if (strcmp(key, bools[i].key) == 0) {
             *bools[i].field = v != 0;

@@ -26,6 +26,12 @@ bool fake_fails(const char *call) {
     return true;
 }
 
+bool fake_fails_alone(const char *call) {
+    if (!failing_in || strcmp(failing, call) != 0 || --failing_in) return false;
+    errno = failing_errno;
+    return true;
+}
+
 void fake_ibverbs_fail(const char *call, uint32_t kth, int error) {
     LOCK();
     snprintf(failing, sizeof(failing), "%s", call);
@@ -89,6 +95,22 @@ void fake_ibverbs_hold(uint32_t qp_num, int held) {
     LOCK();
     by_number(qp_num)->held = held;
     UNLOCK();
+}
+
+void fake_ibverbs_delay_receives(uint32_t qp_num) {
+    LOCK();
+    by_number(qp_num)->late = true;
+    UNLOCK();
+}
+
+uint32_t fake_ibverbs_receives(uint32_t qp_num) {
+    LOCK();
+    const fake_qp *qp = by_number(qp_num);
+    const fake_srq *srq = (const fake_srq *)(const void *)qp->base.qp_base.srq;
+    const fake_rq *queue = srq ? &srq->queue : &qp->queue;
+    const uint32_t n = (uint32_t)(queue->posted - queue->taken);
+    UNLOCK();
+    return n;
 }
 
 uint32_t fake_ibverbs_qp_num(uint32_t index) {

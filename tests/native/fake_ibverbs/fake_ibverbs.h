@@ -39,6 +39,7 @@ typedef struct fake_ibverbs_stats {
 void fake_ibverbs_get_stats(fake_ibverbs_stats *stats);
 
 /* The `kth` call from now on (1: the next) of `call`, a verb without "ibv_" ("reg_mr"), or "any", fails with `error`.
+ * Others that fail only if they are named: "destroy_qp".
  * kth 0: none. FAKE_IBVERBS_FAIL="reg_mr:3:12" does it from outside. */
 void fake_ibverbs_fail(const char *call, uint32_t kth, int error);
 
@@ -52,6 +53,10 @@ void fake_ibverbs_cut(uint32_t qp_num);
 void fake_ibverbs_break(uint32_t qp_num, int status, uint32_t vendor_err);
 /* The completion queues of this queue pair stand still: nothing of it is carried out until `held` is 0. */
 void fake_ibverbs_hold(uint32_t qp_num, int held);
+/* From now on completions of its receives are seen only once the queue pair has gone. */
+void fake_ibverbs_delay_receives(uint32_t qp_num);
+/* Receives that are ready for it, in its own queue or the shared one. */
+uint32_t fake_ibverbs_receives(uint32_t qp_num);
 /* The queue pair that is the `index`th to have been made among those that live; 0: there is none. */
 uint32_t fake_ibverbs_qp_num(uint32_t index);
 /* Attributes of the last change of state of that queue pair that had some: struct ibv_qp_attr, as given. */

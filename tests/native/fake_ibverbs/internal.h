@@ -66,6 +66,8 @@ typedef struct fake_device {
     uint64_t memlock, locked;
     uint32_t open_errno, reg_errno, dmabuf_errno, rd_atom_used;
     bool srq, wr_api, cq_ex, relaxed, cq_clean, routed, lazy, reuse_qpn, peermem, strict_atomic_flag;
+    bool srq_flush;           /* a queue pair that breaks keeps a receive of its shared queue for a while */
+    bool last_wqe;            /* and tells when it is done with them */
     bool srq_needs_sge;       /* a receive of a shared queue without an element is refused */
     uint32_t max_send_wr_pad; /* requests of a queue beyond those asked for that the provider grants */
     uint32_t live_qps, live_cqs, live_mrs, live_srqs;
@@ -161,6 +163,11 @@ typedef struct fake_qp {
     uint32_t rnr_left;
     bool away; /* the request that is next is at another process */
     uint64_t away_ticket, away_since;
+    /* completions of receives that come late, at the end at latest */
+    bool late;
+    uint32_t lates, flush_in; /* looks until the receive that it keeps is flushed; 0: it keeps none */
+    fake_recv kept;
+    struct ibv_wc late_wc[64];
     int break_status; /* -1: none */
     uint32_t break_vendor, unacknowledged;
     uint32_t dest_rd_atomic; /* of the device's, while this queue holds them */
@@ -227,12 +234,14 @@ static inline fake_context *fake_context_of(struct ibv_context *context) {
 int fake_configure(void);
 /* verbs.c: true: this call is the one that was to fail; errno says with what. */
 bool fake_fails(const char *call);
+bool fake_fails_alone(const char *call); /* the same, if it was named */
 void fake_event(fake_device *device, enum ibv_event_type type, void *element);
 /* wire.c */
 void fake_qp_to_error(fake_qp *qp);
 bool fake_step(fake_qp *qp);
 bool fake_answered(fake_qp *qp, const fake_answer *answer);
 fake_answer fake_respond(const fake_request *r);
+void fake_flush_kept(fake_qp *qp);
 bool fake_complete_receive(fake_qp *qp, struct ibv_wc wc);
 struct ibv_wc fake_unbelievable(uint64_t wr_id, const fake_qp *qp, enum ibv_wc_status status, uint32_t vendor_err);
 void fake_place(char *to, const char *from, uint64_t bytes);

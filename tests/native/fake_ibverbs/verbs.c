@@ -686,6 +686,7 @@ int ibv_destroy_qp(struct ibv_qp *base) {
     fake_qp *qp = (fake_qp *)(void *)base;
     fake_device *d = qp->device;
     LOCK();
+    if (fake_fails_alone("destroy_qp")) return refuse_int(errno);
     if (qp->unacknowledged > base->events_completed)
         FAKE_DIE("an event that nobody acknowledged: the real call would wait for ever");
     fake_call_back(qp);

@@ -58,11 +58,30 @@ bool fake_complete_receive(fake_qp *qp, struct ibv_wc wc) {
     fake_rq *queue = srq ? &srq->queue : &qp->queue;
     if (queue->taken == queue->posted) return false;
     wc.wr_id = queue->ring[queue->taken++ % queue->capacity].wr_id;
+    if (qp->late) {
+        if (qp->lates == sizeof(qp->late_wc) / sizeof(qp->late_wc[0])) FAKE_DIE("too many late completions");
+        qp->late_wc[qp->lates++] = wc;
+        return true;
+    }
     complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = wc, .qp = qp, .srq = srq});
     return true;
 }
 
+/* The end of its receives of the shared queue. */
+void fake_flush_kept(fake_qp *qp) {
+    if (!qp->flush_in || --qp->flush_in) return;
+    struct ibv_wc wc = fake_unbelievable(qp->kept.wr_id, qp, IBV_WC_WR_FLUSH_ERR, qp->device->vendor.flush);
+    complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = wc, .qp = qp, .srq = (fake_srq *)(void *)qp->base.qp_base.srq});
+    if (qp->device->last_wqe) fake_event(qp->device, IBV_EVENT_QP_LAST_WQE_REACHED, &qp->base.qp_base);
+}
+
 void fake_forget(fake_qp *qp, bool clean) {
+    fake_srq *srq = (fake_srq *)(void *)qp->base.qp_base.srq;
+    if (qp->flush_in) srq->queue.freed++; /* nobody ever hears of it */
+    qp->flush_in = 0;
+    for (uint32_t i = 0; i < qp->lates; i++)
+        complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = qp->late_wc[i], .qp = qp, .srq = srq});
+    qp->lates = 0;
     struct ibv_cq *cqs[2] = {qp->base.qp_base.send_cq, qp->base.qp_base.recv_cq};
     for (unsigned i = 0; i < (cqs[0] == cqs[1] ? 1u : 2u); i++) {
         fake_cq *cq = (fake_cq *)(void *)cqs[i];
@@ -301,11 +320,18 @@ void fake_qp_to_error(fake_qp *qp) {
     struct ibv_qp *base = &qp->base.qp_base;
     if (base->state == IBV_QPS_ERR || base->state == IBV_QPS_RESET) return;
     base->state = IBV_QPS_ERR;
-    if (base->srq)
-        fake_event(qp->device, IBV_EVENT_QP_LAST_WQE_REACHED, base);
-    else
+    if (base->srq) {
+        fake_rq *queue = &((fake_srq *)(void *)base->srq)->queue;
+        if (qp->device->srq_flush && queue->taken != queue->posted) {
+            qp->kept = queue->ring[queue->taken++ % queue->capacity];
+            qp->flush_in = 4;
+        } else if (qp->device->last_wqe) {
+            fake_event(qp->device, IBV_EVENT_QP_LAST_WQE_REACHED, base);
+        }
+    } else {
         while (fake_complete_receive(qp, fake_unbelievable(0, qp, IBV_WC_WR_FLUSH_ERR, qp->device->vendor.flush))) {
         }
+    }
 }
 
 /* What the responder says of the request that is next; false: it is to be tried again. */
@@ -368,6 +394,7 @@ static uint64_t draw(void) {
 
 void fake_run(bool all) {
     for (fake_qp *qp = fake_qps; qp; qp = qp->next) {
+        fake_flush_kept(qp);
         if (qp->executed == qp->posted) continue;
         uint64_t n = all || !qp->device->lazy ? UINT64_MAX : draw() % 4 ? 1 + draw() % 16 : 0;
         while (n-- && fake_step(qp)) {
