@@ -12,8 +12,8 @@
  * waits, down to a few bytes of a copy.
  *
  * The environment variable UCCL_EP_EMULATION, read when a device is opened or described, is for tests: devices=N,
- * warp_size=N, writes_ordering=unordered|ordered|ordered_all, dmabuf=0, ipc=0, lazy=N (pieces at most that one look
- * moves), seed=N, fail=N (the N-th call of an opened device that can fail does, the opening being the first).
+ * warp_size=N, writes_ordering=unordered|ordered|ordered_all, can_flush=0, dmabuf=0, ipc=0, lazy=N (pieces at most that
+ * one look moves), seed=N, fail=N (the N-th call of an opened device that can fail does, the opening being the first).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -57,17 +57,23 @@ __attribute__((format(printf, 2, 3))) static uccl_ep_status fail(uccl_ep_status 
  */
 
 typedef struct knobs {
-    uint64_t devices, warp_size, dmabuf, ipc, lazy, seed, fail, writes_ordering;
+    uint64_t devices, warp_size, dmabuf, ipc, lazy, seed, fail, writes_ordering, can_flush;
 } knobs;
 
 static uccl_ep_status read_knobs(knobs *k) {
-    *k = (knobs){
-        .devices = 1, .warp_size = 32, .dmabuf = 1, .ipc = 1, .seed = 1, .writes_ordering = UCCL_EP_WRITES_ORDERED_ALL};
+    *k = (knobs){.devices = 1,
+                 .warp_size = 32,
+                 .dmabuf = 1,
+                 .ipc = 1,
+                 .seed = 1,
+                 .can_flush = 1,
+                 .writes_ordering = UCCL_EP_WRITES_ORDERED_ALL};
     const struct {
         const char *name;
         uint64_t *value;
-    } numbers[] = {{"devices", &k->devices}, {"warp_size", &k->warp_size}, {"dmabuf", &k->dmabuf}, {"ipc", &k->ipc},
-                   {"lazy", &k->lazy},       {"seed", &k->seed},           {"fail", &k->fail}};
+    } numbers[] = {{"devices", &k->devices}, {"warp_size", &k->warp_size}, {"dmabuf", &k->dmabuf},
+                   {"ipc", &k->ipc},         {"lazy", &k->lazy},           {"seed", &k->seed},
+                   {"fail", &k->fail},       {"can_flush", &k->can_flush}};
     static const char *const orderings[] = {"unordered", "ordered", "ordered_all"};
     const char *value = getenv("UCCL_EP_EMULATION");
     char copy[256];
@@ -177,7 +183,7 @@ static uccl_ep_status query(uint32_t index, uccl_ep_gpu_info *info) {
                             .warp_size = (uint32_t)k.warp_size,
                             .multiprocessors = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN),
                             .writes_ordering = (uint32_t)k.writes_ordering,
-                            .can_flush = k.writes_ordering == UCCL_EP_WRITES_UNORDERED,
+                            .can_flush = k.can_flush && k.writes_ordering == UCCL_EP_WRITES_UNORDERED,
                             .dmabuf = k.dmabuf != 0,
                             .ipc = k.ipc != 0,
                             .host_atomics = 1,

@@ -410,6 +410,7 @@ static uccl_ep_status open_all(uccl_ep_comm *comm, const uccl_ep_config *config,
     comm->host.accelerator = comm->accelerator;
     comm->host.gpu = comm->gpu;
     comm->host.gpu_info = comm->gpu ? &comm->gpu_info : NULL;
+    comm->host.heap_kind = c->staging == UCCL_EP_STAGING_ON ? UCCL_EP_MEMORY_HOST : c->heap_kind;
     comm->caps.size = sizeof comm->caps;
     host_fail_clear();
     status = comm->backend->device_open(&comm->host, c->device, c->backend_options, &comm->device, &comm->caps);

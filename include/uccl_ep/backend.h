@@ -42,7 +42,8 @@ extern "C" {
 #define UCCL_EP_BACKEND_ABI_MAJOR 1u
 /* 1.1 added the promises from READ_FLUSHES on, OPERATION_VISIBLE, caps.adding_nics and
  * endpoint_config.receives_peer. 1.2 added host.accelerator and host.gpu, emulated device memory, FLUSH_LOCAL and
- * caps.max_receives. 1.3 added peer_address, opened, host.gpu_info and DEVICE_SIGNALS. */
+ * caps.max_receives. 1.3 added peer_address, opened, host.gpu_info,
+ * host.heap_kind and DEVICE_SIGNALS. */
 #define UCCL_EP_BACKEND_ABI_MINOR 3u
 #define UCCL_EP_BACKEND_ENTRY "uccl_ep_backend_entry"
 
@@ -75,6 +76,9 @@ typedef struct uccl_ep_host {
     const uccl_ep_accelerator *accelerator;
     uccl_ep_gpu *gpu;
     const uccl_ep_gpu_info *gpu_info; /* of `gpu`; where it lies, for the choice of a NIC near it */
+    /* uccl_ep_memory_kind of the heap that NICs write: HOST also where one in device memory is to be staged. Of host
+     * memory kernels read through the bus, what has arrived there: writes_ordering counts for the others. */
+    uint32_t heap_kind;
 } uccl_ep_host;
 
 /* -------------------------------------------------------------------------------------------- identity and promises */

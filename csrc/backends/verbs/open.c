@@ -49,10 +49,18 @@ static bool peer_memory(uint32_t kind) {
     return false;
 }
 
+/* Will it write the GPU's memory? An older core does not say. */
+static bool heap_in_gpu(const uccl_ep_host *host) {
+    return host->size < offsetof(uccl_ep_host, heap_kind) + sizeof host->heap_kind ||
+           host->heap_kind != UCCL_EP_MEMORY_HOST;
+}
+
 /* Promises about the memory of the GPU that the core has opened. Its kernels read what a NIC writes there, and signal
- * words and payload may then lie in different devices, between which PCIe has no order. */
-static uint64_t gpu_promises(const verbs_library *library, const verbs_options *options, const uccl_ep_gpu_info *gpu,
+ * words and payload may then lie in different devices, between which PCIe has no order. A heap in host memory is none
+ * of this. */
+static uint64_t gpu_promises(const verbs_library *library, const verbs_options *options, const uccl_ep_host *host,
                              uint64_t flags) {
+    const uccl_ep_gpu_info *gpu = host->gpu_info;
     switch (gpu->memory_kind) {
     case UCCL_EP_MEMORY_EMULATED: /* this process's own memory */
         flags |= UCCL_EP_CAP_EMULATED_MEMORY;
@@ -67,11 +75,13 @@ static uint64_t gpu_promises(const verbs_library *library, const verbs_options *
         break;
     }
     if (options->dmabuf && library->ibv_reg_dmabuf_mr) flags |= UCCL_EP_CAP_DMABUF;
+    if (!heap_in_gpu(host)) return flags;
     if (flags & UCCL_EP_CAP_SIGNALS_STRICT && gpu->writes_ordering != UCCL_EP_WRITES_UNORDERED)
         flags |= UCCL_EP_CAP_DEVICE_SIGNALS; /* in one device they are in order again */
     if (gpu->memory_kind != UCCL_EP_MEMORY_EMULATED) flags &= ~(uint64_t)UCCL_EP_CAP_SIGNALS_STRICT;
     if (gpu->writes_ordering == UCCL_EP_WRITES_UNORDERED) {
-        flags &= ~(uint64_t)(UCCL_EP_CAP_IMM_VISIBLE | UCCL_EP_CAP_READ_FLUSHES | UCCL_EP_CAP_SIGNALS_STRICT);
+        /* A read by the NIC that wrote is the flush that MEM-3 names: READ_FLUSHES stays. */
+        flags &= ~(uint64_t)(UCCL_EP_CAP_IMM_VISIBLE | UCCL_EP_CAP_SIGNALS_STRICT);
         if (gpu->can_flush) flags |= UCCL_EP_CAP_FLUSH_LOCAL;
     }
     return flags;
@@ -100,10 +110,10 @@ void verbs_capabilities(const verbs_library *library, const verbs_options *optio
     if (l->ordered && !options->relaxed) {
         flags |= UCCL_EP_CAP_ORDER_WRITE_WRITE | UCCL_EP_CAP_ORDER_WRITE_ATOMIC | UCCL_EP_CAP_SIGNALS_STRICT |
                  UCCL_EP_CAP_ORDER_WRITE_IMM;
-        if (l->initiator_depth && l->responder_depth) flags |= UCCL_EP_CAP_READ_FLUSHES;
     }
+    if (l->initiator_depth && l->responder_depth && !options->relaxed) flags |= UCCL_EP_CAP_READ_FLUSHES;
     if (host->size >= offsetof(uccl_ep_host, gpu_info) + sizeof host->gpu_info && host->gpu_info)
-        flags = gpu_promises(library, options, host->gpu_info, flags);
+        flags = gpu_promises(library, options, host, flags);
     const uint64_t chunks = smaller64(VERBS_MAX_CHUNKS, 96 / nics);
     const uint32_t half = l->max_cqe / 2;
     *caps = (uccl_ep_caps){
