@@ -193,9 +193,12 @@ void config_limits(uccl_ep_comm *comm) {
     c->max_inflight_peer =
         (uint32_t)smaller_limit(c->max_inflight_peer, DEFAULT_INFLIGHT_PEER, caps->max_inflight_peer);
     c->max_inflight = (uint32_t)smaller_limit(c->max_inflight, DEFAULT_INFLIGHT, caps->max_inflight_endpoint);
-    /* A NIC's limit is a hard one: past it, retries fail. Three quarters are dealt out to puts; one piece may come on
-     * top, of an eighth; the last eighth is for what is not counted in bytes: adds, records, return words. */
-    const uint64_t limit = FAULT(inflight_unlimited) ? 0 : caps->max_inflight_bytes;
+    /* A NIC's limit is a hard one: past it, retries fail. Its proxies share it. Three quarters are dealt out to puts;
+     * one piece may come on top, of an eighth; the last eighth is for what is not counted in bytes: adds, records,
+     * return words. */
+    const uint32_t nics = caps->adding_nics ? caps->adding_nics : 1, sharing = (c->proxies + nics - 1) / nics;
+    uint64_t limit = FAULT(inflight_unlimited) ? 0 : caps->max_inflight_bytes;
+    if (limit) limit = limit > sharing ? limit / sharing : 1;
     c->max_inflight_bytes = smaller_limit(c->max_inflight_bytes, DEFAULT_INFLIGHT_BYTES, limit / 4 * 3);
     if (c->max_inflight_bytes > MAX_INFLIGHT_BYTES) c->max_inflight_bytes = MAX_INFLIGHT_BYTES;
     uint64_t largest = smaller_limit(c->max_message_bytes, 1ull << 31, caps->max_message_bytes);

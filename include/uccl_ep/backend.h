@@ -134,7 +134,8 @@ typedef struct uccl_ep_caps {
     uint32_t completion_level;      /* uccl_ep_completion_level */
     uint64_t flags;                 /* UCCL_EP_CAP_* */
     uint64_t max_message_bytes;     /* largest length of one operation; 0: 2^31 */
-    uint64_t max_inflight_bytes;    /* an endpoint; more and the fabric drops or retries fail; 0: no limit known */
+    uint64_t max_inflight_bytes;    /* of a NIC, all endpoints on it together (adding_nics says on how many they lie);
+                                     * more and the fabric drops or retries fail; 0: no limit known */
     uint64_t max_region_bytes;      /* largest region; 0: no limit known */
     uint32_t max_inflight_peer;     /* operations outstanding to one peer; 0: no limit known */
     uint32_t max_inflight_endpoint; /* operations outstanding on an endpoint; 0: no limit known */

@@ -5,6 +5,7 @@
  * The contract holds on each (SIG-2, SIG-7, PUT-6), with every strategy that it can have; receivers are always ready;
  * limits of the vendors are kept; nothing is left behind.
  */
+#include "core/internal.h"
 #include "verbs_ranks.h"
 
 #define RANKS 3u
@@ -161,19 +162,27 @@ static void limits_rank(thread_rank *r, void *argument) {
     uccl_ep_config config = verbs_config(s->library, s->device[r->rank % 2], s->options);
     config.heap_bytes = 16 << 20;
     config.proxies = s->proxies;
+    config.channels = s->proxies > 2 ? s->proxies : 2;
+    const uint32_t ranks = r->group->size, channels = config.channels;
     const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
     uccl_ep_comm *comm;
     OK(uccl_ep_comm_create(&config, &bootstrap, &comm));
     uccl_ep_comm_info info = {.size_of_struct = sizeof info};
     OK(uccl_ep_comm_query(comm, &info));
+    /* What all proxies of the NIC may have under way: bytes dealt out, a piece on top, and what is not counted. */
+    const uint64_t limit = comm->caps.max_inflight_bytes;
+    const uccl_ep_config *c = &comm->config;
+    const uint64_t under_way = c->max_inflight_bytes + c->max_message_bytes + c->max_inflight * 16ull;
+    CHECK(!limit || s->proxies * under_way <= limit,
+          "%u proxies with %" PRIu64 " bytes each, and the NIC takes %" PRIu64, s->proxies, under_way, limit);
     char *heap = info.heap;
     memset(heap, (int)(0x40 + r->rank), 1 << 20);
     thread_barrier(r); /* the others' flushes read a heap's first word */
     /* All to rank 0 (incast), large ones and then as many small ones. */
     for (uint32_t k = 0; k < 8; k++)
-        OK(uccl_ep_put(comm, k % 2, 0, 0, (2 + r->rank * 4ull) << 20, 1 << 20, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+        OK(uccl_ep_put(comm, k % channels, 0, 0, (2 + r->rank * 4ull) << 20, 1 << 20, UCCL_EP_TIMEOUT_DEFAULT, NULL));
     for (uint32_t k = 0; k < 600; k++)
-        OK(uccl_ep_put_signal(comm, k % 2, 0, 0, ((2 + r->rank * 4ull) << 20) + k % 50 * 64, 48, r->rank, 1,
+        OK(uccl_ep_put_signal(comm, k % channels, 0, 0, ((2 + r->rank * 4ull) << 20) + k % 50 * 64, 48, r->rank, 1,
                               UCCL_EP_TIMEOUT_DEFAULT, NULL));
     static const uint64_t adds[] = {0x0102030405060708, 1ull << 63, UINT64_MAX, 1};
     for (size_t k = 0; k < 4; k++) OK(uccl_ep_signal(comm, 0, 0, 9, adds[k], UCCL_EP_TIMEOUT_DEFAULT, NULL));
@@ -181,14 +190,14 @@ static void limits_rank(thread_rank *r, void *argument) {
     thread_barrier(r);
     if (r->rank == 0) {
         uint64_t word;
-        for (uint32_t rank = 0; rank < RANKS; rank++) {
+        for (uint32_t rank = 0; rank < ranks; rank++) {
             OK(uccl_ep_read_signal(comm, rank, &word));
             CHECK_EQ(word, 600);
             for (uint32_t i = 0; i < 1 << 20; i += 61)
                 CHECK_EQ(heap[((2 + rank * 4ull) << 20) + i], (char)(0x40 + rank));
         }
         OK(uccl_ep_read_signal(comm, 9, &word));
-        CHECK_EQ(word, RANKS * (adds[0] + adds[1] + adds[2] + adds[3]));
+        CHECK_EQ(word, ranks * (adds[0] + adds[1] + adds[2] + adds[3]));
     }
     thread_barrier(r);
     uccl_ep_comm_destroy(comm);
@@ -205,10 +214,19 @@ static void test_limits(void) {
          1},
         {BACKEND("pollara"), "ionic_0,inflight=2097152;ionic_1,inflight=2097152", {"ionic_0", "ionic_1"}, "", 0, 0, 1},
         {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "", 0, 0, 2},
+        /* The limit is the NIC's, and its proxies share it. */
+        {BACKEND("thor"),
+         "bnxt_re0,inflight=1572864,max_post=64;bnxt_re1,inflight=1572864,max_post=64",
+         {"bnxt_re0", "bnxt_re1"},
+         "",
+         0,
+         0,
+         4},
+        {BACKEND("pollara"), "ionic_0,inflight=2097152;ionic_1,inflight=2097152", {"ionic_0", "ionic_1"}, "", 0, 0, 4},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         fake_machine(settings[i].devices);
-        run_ranks(RANKS, limits_rank, (void *)&settings[i]);
+        run_ranks(settings[i].proxies > 2 ? 2 : RANKS, limits_rank, (void *)&settings[i]);
         const fake_ibverbs_stats s = fake_stats();
         check_nothing_left();
         CHECK_EQ(s.rnr_naks, 0);
