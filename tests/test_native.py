@@ -49,6 +49,7 @@ LANES = {
             "test_ring_model",
             "test_verbs_memory",
             "test_verbs_names",
+            "test_verbs_queues",
             "test_verbs_receives",
             "test_weakmem",
         ),

@@ -98,6 +98,8 @@ static inline bool take(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_co
     p->state = VERBS_FAILED;
     c->status = (uint32_t)wc->status < ROWS && rows[wc->status].text ? rows[wc->status].status : UCCL_EP_E_NIC;
     c->vendor_code = code_of(wc);
+    p->failure = (uccl_ep_status)c->status;
+    p->failure_code = c->vendor_code;
     return true;
 }
 
@@ -109,6 +111,11 @@ static uccl_ep_status broken(const uccl_ep_endpoint *e, int error) {
 int32_t verbs_poll(uccl_ep_endpoint *e, uccl_ep_completion *completions, uint32_t max) {
     struct ibv_wc wc[AT_ONCE];
     uint32_t n = 0;
+    const uint32_t lost = atomic_load_explicit(&e->lost, memory_order_acquire);
+    if (__builtin_expect(lost != 0, 0))
+        return verbs_fail(e->device->host, UCCL_EP_E_NIC, 0, "%.40s: %s", e->nic->found.name,
+                          lost - 1 == IBV_EVENT_CQ_ERR ? "a completion queue overran"
+                                                       : "a shared receive queue failed");
     while (n < max && e->found_head != e->found_tail) completions[n++] = e->found[e->found_head++];
     while (n < max) {
         const int want = max - n < AT_ONCE ? (int)(max - n) : AT_ONCE;
@@ -139,17 +146,36 @@ uccl_ep_status verbs_collect(uccl_ep_endpoint *e) {
 
 /* ---------------------------------------------------------------------------------------------------------- events */
 
-/* Errors of queue pairs are not told: the next operation to that peer fails, with what the NIC says of it. */
-static const char *loss(enum ibv_event_type type) {
-    switch (type) {
+/* Errors of queue pairs are not told: the next operation to that peer fails, with what the NIC says of it. A queue of
+ * an endpoint that failed is the end of that endpoint alone. */
+static void take_event(const uccl_ep_device *d, verbs_nic *nic, const struct ibv_async_event *event) {
+    const uint32_t type = (uint32_t)event->event_type + 1;
+    char text[VERBS_TEXT];
+    switch (event->event_type) {
     case IBV_EVENT_DEVICE_FATAL:
-        return "the NIC reports a fatal error (or was removed)";
-    case IBV_EVENT_CQ_ERR:
-        return "a completion queue overran";
-    case IBV_EVENT_SRQ_ERR:
-        return "a shared receive queue failed";
+        atomic_store_explicit(&nic->lost, 1, memory_order_release);
+        break;
+    case IBV_EVENT_CQ_ERR: {
+        uccl_ep_endpoint *e = event->element.cq->cq_context;
+        atomic_store_explicit(&e->lost, type, memory_order_release);
+        break;
+    }
+    case IBV_EVENT_SRQ_ERR: {
+        uccl_ep_endpoint *e = event->element.srq->srq_context;
+        atomic_store_explicit(&e->lost, type, memory_order_release);
+        break;
+    }
+    case IBV_EVENT_QP_LAST_WQE_REACHED: {
+        verbs_peer *p = event->element.qp->qp_context;
+        atomic_store_explicit(&p->last_receive, 1, memory_order_release);
+        break;
+    }
+    case IBV_EVENT_PORT_ERR:
+        snprintf(text, sizeof text, "%s: port %d is down", nic->found.name, event->element.port_num);
+        d->host->log(d->host->context, UCCL_EP_LOG_WARN, text);
+        break;
     default:
-        return NULL;
+        break;
     }
 }
 
@@ -159,17 +185,7 @@ void verbs_take_events(const uccl_ep_device *d, verbs_nic *nic) {
     struct ibv_async_event event;
     /* Bounded, also if a NIC makes them faster than they are read. */
     for (uint32_t i = 0; i < 64 && !l->ibv_get_async_event(nic->context, &event); i++) {
-        char text[VERBS_TEXT];
-        if (loss(event.event_type))
-            atomic_store_explicit(&nic->lost, (uint32_t)event.event_type + 1, memory_order_release);
-        if (event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED) {
-            verbs_peer *p = event.element.qp->qp_context;
-            atomic_store_explicit(&p->last_receive, 1, memory_order_release);
-        }
-        if (event.event_type == IBV_EVENT_PORT_ERR) {
-            snprintf(text, sizeof text, "%s: port %d is down", nic->found.name, event.element.port_num);
-            d->host->log(d->host->context, UCCL_EP_LOG_WARN, text);
-        }
+        take_event(d, nic, &event);
         l->ibv_ack_async_event(&event);
     }
 }
@@ -180,8 +196,8 @@ int32_t verbs_events(uccl_ep_endpoint *e, uccl_ep_event *events, uint32_t max) {
     if (!lost || e->loss_told || !max) return 0;
     e->loss_told = true;
     events[0] = (uccl_ep_event){.kind = UCCL_EP_EVENT_DEVICE_LOST};
-    snprintf(events[0].text, sizeof events[0].text, "%.40s: %s", e->nic->found.name,
-             loss((enum ibv_event_type)(lost - 1)));
+    snprintf(events[0].text, sizeof events[0].text, "%.40s: the NIC reports a fatal error (or was removed)",
+             e->nic->found.name);
     return 1;
 }
 

@@ -19,16 +19,20 @@
 /* Longest wait for the event that ends the receives of a queue pair: a NIC, or a kernel, may not have it. */
 #define LAST_RECEIVE_NS 100000000ull
 
+/* Do the ranks read from or add to each other? All have registered alike. */
+static bool reads_or_adds(const uccl_ep_endpoint *e) {
+    uint32_t access = 0;
+    for (uint32_t i = 0; i < UCCL_EP_REGIONS; i++) access |= e->device->region[i].access;
+    return access & (UCCL_EP_ACCESS_REMOTE_ATOMIC | UCCL_EP_ACCESS_REMOTE_READ);
+}
+
 /* Reads and atomics that a queue pair takes from its peer at a time. Where the NIC shares them out (device_responders),
  * nobody gets any who needs none. */
 static uint8_t responder_depth(const uccl_ep_endpoint *e) {
     const verbs_limits *l = &e->nic->found.limits;
-    bool needed = false;
-    for (uint32_t i = 0; i < UCCL_EP_REGIONS; i++)
-        needed |= e->device->region[i].access & (UCCL_EP_ACCESS_REMOTE_ATOMIC | UCCL_EP_ACCESS_REMOTE_READ);
     uint32_t depth = l->responder_depth < 16 || e->device->options.rd_atomic != VERBS_UNSET ? l->responder_depth : 16;
     if (!l->device_responders) return (uint8_t)(depth < 255 ? depth : 255);
-    if (!needed) return 0;
+    if (!reads_or_adds(e)) return 0;
     const uint32_t share = l->device_responders / (e->peers * (e->device->endpoints ? e->device->endpoints : 1));
     if (depth > share) depth = share;
     return (uint8_t)(depth ? depth : 1);
@@ -104,6 +108,12 @@ static uccl_ep_status check_address(const uccl_ep_endpoint *e, uint32_t peer, co
     if (address->mtu < IBV_MTU_256 || address->mtu > IBV_MTU_4096 || pair->qp_number > 0xffffff || pair->psn > 0xffffff)
         return verbs_fail(host, UCCL_EP_E_INVALID, 0, "the address of rank %u has MTU number %u and queue pair %#x",
                           peer, address->mtu, pair->qp_number);
+    if (!address->responder_depth && e->nic->found.limits.initiator_depth && reads_or_adds(e))
+        return verbs_fail(
+            host, UCCL_EP_E_BOOTSTRAP, 0,
+            "rank %u takes no reads and atomics (0 at a time), and the signals need them: see to rd_atomic= "
+            "and the limits of its NIC",
+            peer);
     return UCCL_EP_OK;
 }
 

@@ -119,7 +119,7 @@ static void limits_of(const verbs_options *options, verbs_found *found) {
     }
     if (options->inline_bytes != VERBS_UNSET) l->inline_bytes = (uint32_t)options->inline_bytes;
     if (options->srq == 0) l->max_srq_wr = 0;
-    if (options->atomics == 0) l->atomics = false;
+    if (options->atomics == 0 || !l->initiator_depth || !l->responder_depth) l->atomics = false;
 }
 
 static const char *other_backend(uint32_t vendor_id) {

@@ -89,11 +89,11 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
         p->qp = create(e, &attributes, &p->calls);
         if (p->qp) break;
         const int error = errno ? errno : EIO;
-        if (!e->inline_bytes || error == ENOMEM) {
+        if (!e->inline_bytes) {
             p->state = VERBS_BROKEN;
             return no_queue_pair(e, peer, error);
         }
-        e->inline_bytes /= 2; /* more than the NIC grants: some refuse instead of granting less */
+        e->inline_bytes /= 2; /* more than the NIC grants: some refuse instead, or find no memory for the queue */
     }
     if (attributes.cap.max_send_wr < e->depth) {
         l->ibv_destroy_qp(p->qp);
@@ -111,6 +111,8 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
     p->generation++;
     atomic_store_explicit(&p->last_receive, 0, memory_order_relaxed);
     p->waits_until = 0;
+    p->failure = UCCL_EP_OK;
+    p->failure_of_posting = false;
     p->number = p->qp->qp_num;
     e->nic->qp_peer[p->number & 0xffffff] = (uint16_t)(peer + 1);
     return UCCL_EP_OK;
@@ -191,10 +193,12 @@ static uccl_ep_status check_config(uccl_ep_device *d, const uccl_ep_endpoint_con
     return UCCL_EP_OK;
 }
 
-/* Some region is registered in pieces, here or there: an operation may become three requests. */
+/* Where a region is registered in pieces, here or at the peer, an operation becomes up to three requests: own pieces
+ * are known, those of peers are not yet. So a queue holds three of one operation at least, else the operations asked
+ * for if they are whole; completions are counted as if all were in pieces. */
 static uint32_t requests_an_operation(const uccl_ep_device *d) {
     for (uint32_t i = 0; i < UCCL_EP_REGIONS; i++)
-        if (d->region[i].chunks > 1) return 3;
+        if (d->region[i].chunks > 1) return VERBS_PARTS;
     return 1;
 }
 
@@ -202,7 +206,7 @@ static uccl_ep_status open_queues(uccl_ep_endpoint *e, const uccl_ep_endpoint_co
     uccl_ep_device *d = e->device;
     const verbs_library *l = &d->library;
     const verbs_found *found = &e->nic->found;
-    uint64_t sends = (uint64_t)c->inflight * requests_an_operation(d);
+    uint64_t sends = (uint64_t)c->inflight * VERBS_PARTS;
     const uint64_t receives = (uint64_t)e->peers * e->receives_peer, all = (uint64_t)e->peers * e->depth;
     if (sends > all) sends = all;
     const uint64_t entries = sends + receives + e->peers;
@@ -260,6 +264,7 @@ uccl_ep_status verbs_endpoint_open(uccl_ep_device *d, const uccl_ep_endpoint_con
     e->receives_peer = c.receives_peer;
     e->inline_bytes = e->nic->found.limits.inline_bytes;
     uint64_t depth = (uint64_t)c.inflight_peer * requests_an_operation(d) + 1;
+    if (depth < VERBS_PARTS + 1) depth = VERBS_PARTS + 1;
     if (depth > e->nic->found.limits.max_qp_wr) depth = e->nic->found.limits.max_qp_wr;
     e->depth = (uint32_t)depth;
     e->mask = e->depth > 1 ? (2u << (31 - __builtin_clz(e->depth - 1))) - 1 : 0;

@@ -124,7 +124,7 @@ void verbs_capabilities(const verbs_library *library, const verbs_options *optio
         .max_inflight_bytes = l->max_inflight_bytes,
         .max_region_bytes = l->max_region && l->max_region < 1ull << 48 ? power_below(l->max_region) * chunks : 0,
         .max_inflight_peer = l->max_qp_wr - 1, /* the last one is for the end of a connection */
-        .max_inflight_endpoint = half,
+        .max_inflight_endpoint = half / VERBS_PARTS,
         .max_batch = l->max_batch,
         .max_peers = l->max_qp && l->max_qp < VERBS_MAX_PEERS ? l->max_qp : VERBS_MAX_PEERS,
         .max_inline_bytes = l->inline_bytes,

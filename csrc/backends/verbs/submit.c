@@ -14,6 +14,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #define KNOWN_FLAGS UCCL_EP_OPERATION_SIGNALLED
@@ -32,7 +33,8 @@ static inline const verbs_remote *remote_of(const uccl_ep_device *d, uint32_t pe
 }
 
 /* Can it be carried out? refusal() says why not. */
-static inline bool valid(const uccl_ep_device *d, const uccl_ep_operation *o, const verbs_remote *remote) {
+static inline bool valid(const uccl_ep_endpoint *e, const uccl_ep_operation *o, const verbs_remote *remote) {
+    const uccl_ep_device *d = e->device;
     const uint64_t length = length_of(o);
     if (!remote || !inside(remote->bytes, o->remote_offset, length)) return false;
     if (o->flags & ~KNOWN_FLAGS) return false;
@@ -40,12 +42,14 @@ static inline bool valid(const uccl_ep_device *d, const uccl_ep_operation *o, co
         return o->remote_offset % sizeof(uint64_t) == 0 && d->caps.flags & UCCL_EP_CAP_ATOMIC_ADD64;
     if (o->kind < UCCL_EP_OPERATION_WRITE || o->kind > UCCL_EP_OPERATION_READ) return false;
     if (o->kind == UCCL_EP_OPERATION_WRITE_IMM && o->value > UINT32_MAX) return false;
+    if (o->kind == UCCL_EP_OPERATION_READ && !e->nic->found.limits.initiator_depth) return false;
     return o->local_region < UCCL_EP_REGIONS && length <= d->caps.max_message_bytes &&
            inside(d->region[o->local_region].bytes, o->local_offset, length);
 }
 
-__attribute__((cold, noinline)) static uccl_ep_status refusal(const uccl_ep_device *d, uint32_t peer,
+__attribute__((cold, noinline)) static uccl_ep_status refusal(const uccl_ep_endpoint *e, uint32_t peer,
                                                               const uccl_ep_operation *o, const verbs_remote *remote) {
+    const uccl_ep_device *d = e->device;
     const uccl_ep_host *host = d->host;
     const uint64_t length = length_of(o);
     if (o->kind < UCCL_EP_OPERATION_WRITE || o->kind > UCCL_EP_OPERATION_READ || o->flags & ~KNOWN_FLAGS)
@@ -53,6 +57,8 @@ __attribute__((cold, noinline)) static uccl_ep_status refusal(const uccl_ep_devi
                           o->flags);
     if (o->kind == UCCL_EP_OPERATION_ADD64 && !(d->caps.flags & UCCL_EP_CAP_ATOMIC_ADD64))
         return verbs_fail(host, UCCL_EP_E_UNSUPPORTED, 0, "an add, and the NIC has no atomics");
+    if (o->kind == UCCL_EP_OPERATION_READ && !e->nic->found.limits.initiator_depth)
+        return verbs_fail(host, UCCL_EP_E_UNSUPPORTED, 0, "a read, and the NIC has none (max_qp_init_rd_atom 0)");
     if (!remote || !remote->bytes)
         return verbs_fail(host, UCCL_EP_E_INVALID, 0, "region %u of rank %u was not imported", o->remote_region, peer);
     if (!inside(remote->bytes, o->remote_offset, length))
@@ -184,7 +190,7 @@ static inline void call(struct ibv_qp_ex *qp, const part *p) {
         ibv_wr_set_sge_list(qp, 0, NULL);
 }
 
-/* The doorbell for n requests; *posted of them were taken. */
+/* The doorbell for n requests; *posted of them were taken. UINT32_MAX: nobody knows how many. */
 static int ring(uccl_ep_endpoint *e, verbs_peer *p, uint32_t n, uint32_t *posted) {
     int error;
     *posted = n;
@@ -195,10 +201,22 @@ static int ring(uccl_ep_endpoint *e, verbs_peer *p, uint32_t n, uint32_t *posted
         struct ibv_send_wr *bad = NULL;
         e->requests[n - 1].next = NULL;
         error = ibv_post_send(p->qp, e->requests, &bad);
-        if (error) *posted = bad >= e->requests && bad < e->requests + n ? (uint32_t)(bad - e->requests) : 0;
+        if (error) *posted = bad >= e->requests && bad < e->requests + n ? (uint32_t)(bad - e->requests) : UINT32_MAX;
     }
-    p->posted += *posted;
+    p->posted += *posted < n ? *posted : n;
     return error;
+}
+
+/* Its completion may have been of an operation that submit() had refused: the reason is told again. */
+__attribute__((cold, noinline)) static uccl_ep_status failed_before(const uccl_ep_endpoint *e, const verbs_peer *p,
+                                                                    uint32_t peer) {
+    char text[VERBS_TEXT];
+    if (p->failure_of_posting)
+        snprintf(text, sizeof text, "posting: %s (errno %d)", strerror(p->failure_code), p->failure_code);
+    else
+        verbs_describe(e->device, p->failure, p->failure_code, text, sizeof text);
+    return verbs_fail(e->device->host, p->failure ? p->failure : UCCL_EP_E_NIC, p->failure_code,
+                      "rank %u: its queue pair has failed before: %.180s", peer, text);
 }
 
 uccl_ep_status verbs_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_operation *operations, uint32_t n,
@@ -208,22 +226,22 @@ uccl_ep_status verbs_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_op
     *accepted = 0;
     if (peer >= e->peers) return verbs_fail(d->host, UCCL_EP_E_RANGE, 0, "rank %u: there are %u", peer, e->peers);
     verbs_peer *p = &e->peer[peer];
-    if (p->state != VERBS_CONNECTED)
-        return verbs_fail(d->host, p->state == VERBS_FAILED ? UCCL_EP_E_NIC : UCCL_EP_E_INVALID, 0, "rank %u: %s", peer,
-                          p->state == VERBS_FAILED ? "its queue pair has failed" : "not connected");
+    if (p->state == VERBS_FAILED) return failed_before(e, p, peer);
+    if (p->state != VERBS_CONNECTED) return verbs_fail(d->host, UCCL_EP_E_INVALID, 0, "rank %u: not connected", peer);
+    const uint32_t longest = d->caps.max_batch && d->caps.max_batch < VERBS_BATCH ? d->caps.max_batch : VERBS_BATCH;
     uccl_ep_status status = UCCL_EP_OK;
     for (uint32_t i = 0; i < n && status == UCCL_EP_OK;) {
-        const uint32_t left = e->depth - 1 - (p->posted - p->completed), most = left < VERBS_BATCH ? left : VERBS_BATCH;
+        const uint32_t left = e->depth - 1 - (p->posted - p->completed), most = left < longest ? left : longest;
         uint32_t batch = 0;
         for (; i < n; i++) {
             const uccl_ep_operation *o = &operations[i];
             const verbs_remote *remote = remote_of(d, peer, o);
-            if (!valid(d, o, remote)) {
-                status = refusal(d, peer, o, remote);
+            if (!valid(e, o, remote)) {
+                status = refusal(e, peer, o, remote);
                 break;
             }
             const uint32_t parts = parts_of(d, remote, o);
-            if (parts > e->depth - 1 || parts > VERBS_BATCH)
+            if (parts > e->depth - 1 || parts > longest)
                 status = verbs_fail(d->host, UCCL_EP_E_RANGE, 0, "an operation of %u requests, and a queue has %u",
                                     parts, e->depth - 1);
             if (batch + parts > most || status != UCCL_EP_OK) break;
@@ -249,8 +267,17 @@ uccl_ep_status verbs_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_op
             *accepted = i;
             continue;
         }
-        *accepted = e->operation_of[posted];
-        if (error == ENOMEM) return UCCL_EP_OK; /* its queue is full: later */
+        /* Its queue is full: later, unless a part of an operation is under way: that is not to be placed twice. */
+        const bool known = posted < batch,
+                   between = !posted || !known || e->operation_of[posted - 1] != e->operation_of[posted];
+        *accepted = e->operation_of[known ? posted : 0];
+        if (error == ENOMEM && known && between) return UCCL_EP_OK;
+        if (!known || !between) {
+            p->state = VERBS_FAILED;
+            p->failure = UCCL_EP_E_NIC;
+            p->failure_code = error;
+            p->failure_of_posting = true;
+        }
         return verbs_fail(d->host, UCCL_EP_E_NIC, error, "%.32s: posting to rank %u: %s (errno %d)", e->nic->found.name,
                           peer, strerror(error), error);
     }

@@ -40,6 +40,7 @@
 #define VERBS_MAX_NICS 8u     /* of one rank */
 #define VERBS_MAX_CHUNKS 64u  /* pieces that a region is registered in, for a NIC's largest region */
 #define VERBS_MAX_PEERS 4096u /* ranks: 12 bits of a command */
+#define VERBS_PARTS 3u        /* work requests that one operation becomes at most */
 #define VERBS_TEXT 256u       /* longest text of an error */
 #define VERBS_BATCH 256u      /* work requests of one doorbell at most */
 
@@ -257,11 +258,15 @@ typedef struct verbs_peer {
     _Atomic uint32_t last_receive; /* an event said that it takes no more of the shared queue */
     uint64_t waits_until;          /* for that event; 0: does not wait yet */
     uint32_t granted_inline;       /* bytes that may go inline */
+    uccl_ep_status failure;        /* of the first operation that failed; its code */
+    int32_t failure_code;
+    bool failure_of_posting; /* its code is an errno */
 } verbs_peer;
 
 struct uccl_ep_endpoint {
     uccl_ep_device *device;
     verbs_nic *nic;
+    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1 */
     uint32_t nic_index, index, rank, peers;
     uint32_t depth; /* work requests that a queue pair takes, one of them for the end of a connection */
     uint32_t mask;  /* of places for their cookies */

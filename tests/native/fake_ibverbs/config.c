@@ -13,8 +13,10 @@
  *   open_errno, reg_errno, dmabuf_errno       calls that fail always
  *   srq, wr, cq_ex, relaxed, clean (completions of a dead queue pair vanish), routed (a hop limit of 1 loses packets),
  *   lazy, srq_sge (a shared queue refuses a receive without an element),
- *   srq_flush (a queue pair that breaks flushes a receive of the shared queue, later), last_wqe (it has that event),
- * reuse (numbers of queue pairs), peermem, atomic_flag (0: a right to atomics that there are not is ignored)
+ *   inline_errno (of a queue with more inline bytes than there are), post_limit (requests that a queue takes after
+ * all), keeps_bad (a refused list does not say where), srq_flush (a queue pair that breaks flushes a receive of the
+ * shared queue, later), last_wqe (it has that event), reuse (numbers of queue pairs), peermem, atomic_flag (0: a right
+ * to atomics that there are not is ignored)
  */
 #include "internal.h"
 
@@ -46,6 +48,7 @@ static void kind_of(fake_device *d, const char *name) {
                                   .phys_port_cnt = 1,
                                   .vendor_id = 0xffffff};
     d->max_inline = 220;
+    d->inline_errno = EINVAL;
     d->inline_grant = UINT32_MAX;
     d->srq = d->wr_api = d->cq_ex = d->relaxed = d->cq_clean = d->lazy = d->strict_atomic_flag = d->last_wqe = true;
     d->vendor = (fake_vendor_errors){0};
@@ -217,7 +220,9 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                   {"open_errno", &d->open_errno, 4},
                   {"reg_errno", &d->reg_errno, 4},
                   {"dmabuf_errno", &d->dmabuf_errno, 4},
-                  {"pad", &d->max_send_wr_pad, 4}};
+                  {"pad", &d->max_send_wr_pad, 4},
+                  {"inline_errno", &d->inline_errno, 4},
+                  {"post_limit", &d->post_limit, 4}};
     for (unsigned i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (strcmp(key, fields[i].key) == 0) {
             memcpy(fields[i].field, &v, fields[i].size); /* little endian */
@@ -238,7 +243,8 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                  {"atomic_flag", &d->strict_atomic_flag},
                  {"srq_sge", &d->srq_needs_sge},
                  {"srq_flush", &d->srq_flush},
-                 {"last_wqe", &d->last_wqe}};
+                 {"last_wqe", &d->last_wqe},
+                 {"keeps_bad", &d->keeps_bad}};
     for (unsigned i = 0; i < sizeof(bools) / sizeof(bools[0]); i++)
         if (strcmp(key, bools[i].key) == 0) {
             *bools[i].field = v != 0;

@@ -103,6 +103,17 @@ void fake_ibverbs_delay_receives(uint32_t qp_num) {
     UNLOCK();
 }
 
+void fake_ibverbs_fail_queue(uint32_t qp_num, int receives) {
+    LOCK();
+    const fake_qp *qp = by_number(qp_num);
+    const struct ibv_qp *base = &qp->base.qp_base;
+    if (receives)
+        fake_event(qp->device, IBV_EVENT_SRQ_ERR, base->srq);
+    else
+        fake_event(qp->device, IBV_EVENT_CQ_ERR, base->send_cq);
+    UNLOCK();
+}
+
 uint32_t fake_ibverbs_receives(uint32_t qp_num) {
     LOCK();
     const fake_qp *qp = by_number(qp_num);

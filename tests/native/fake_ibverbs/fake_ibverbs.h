@@ -55,6 +55,8 @@ void fake_ibverbs_break(uint32_t qp_num, int status, uint32_t vendor_err);
 void fake_ibverbs_hold(uint32_t qp_num, int held);
 /* From now on completions of its receives are seen only once the queue pair has gone. */
 void fake_ibverbs_delay_receives(uint32_t qp_num);
+/* An event says that its completion queue failed, or its shared queue of receives. */
+void fake_ibverbs_fail_queue(uint32_t qp_num, int receives);
 /* Receives that are ready for it, in its own queue or the shared one. */
 uint32_t fake_ibverbs_receives(uint32_t qp_num);
 /* The queue pair that is the `index`th to have been made among those that live; 0: there is none. */

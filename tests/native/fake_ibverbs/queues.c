@@ -10,7 +10,8 @@
 static int refusal(const fake_qp *qp, const fake_send *s, uint64_t waiting) {
     const enum ibv_qp_state state = qp->base.qp_base.state;
     if (state != IBV_QPS_RTS && state != IBV_QPS_SQD && state != IBV_QPS_ERR) return EINVAL;
-    if (qp->posted + waiting - qp->freed >= qp->cap.max_send_wr) return ENOMEM;
+    const uint32_t limit = qp->device->post_limit ? qp->device->post_limit : qp->cap.max_send_wr;
+    if (qp->posted + waiting - qp->freed >= limit) return ENOMEM;
     const bool atomic = s->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || s->opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
     if (!atomic && s->opcode != IBV_WR_RDMA_WRITE && s->opcode != IBV_WR_RDMA_WRITE_WITH_IMM &&
         s->opcode != IBV_WR_RDMA_READ)
@@ -89,7 +90,7 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
         enqueue(qp, &s, ++n);
     }
     doorbell(qp, n);
-    if (error && bad) *bad = wr;
+    if (error && bad && !qp->device->keeps_bad) *bad = wr;
     UNLOCK();
     return error;
 }

@@ -34,7 +34,10 @@ fake_ibverbs_stats fake_stats;
 void fake_event(fake_device *device, enum ibv_event_type type, void *element) {
     struct ibv_async_event event = {.event_type = type};
     struct ibv_context *only = NULL;
-    if (type == IBV_EVENT_CQ_ERR) {
+    if (type == IBV_EVENT_SRQ_ERR) {
+        event.element.srq = element;
+        only = event.element.srq->context;
+    } else if (type == IBV_EVENT_CQ_ERR) {
         event.element.cq = element;
         only = event.element.cq->context;
     } else if (type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
@@ -610,9 +613,9 @@ static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_qp_init_
     const struct ibv_qp_cap *cap = &a->cap;
     if (!a->pd || !a->send_cq || !a->recv_cq || (!cap->max_send_wr && !cap->max_recv_wr) ||
         cap->max_send_wr > (uint32_t)d->attr.max_qp_wr || cap->max_recv_wr > (uint32_t)d->attr.max_qp_wr ||
-        cap->max_send_sge > (uint32_t)d->attr.max_sge || cap->max_recv_sge > (a->srq ? UINT32_MAX : 4u) ||
-        (cap->max_inline_data > d->max_inline && d->inline_grant == UINT32_MAX))
+        cap->max_send_sge > (uint32_t)d->attr.max_sge || cap->max_recv_sge > (a->srq ? UINT32_MAX : 4u))
         return refuse(EINVAL);
+    if (cap->max_inline_data > d->max_inline && d->inline_grant == UINT32_MAX) return refuse((int)d->inline_errno);
     if (a->srq && !d->srq) return refuse(EINVAL);
     if (d->live_qps == (uint32_t)d->attr.max_qp) return refuse(ENOMEM);
     if (fake_join()) return refuse(errno);
