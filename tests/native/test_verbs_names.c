@@ -69,6 +69,15 @@ static void ports(void) {
     WORKS(open_status("connectx", "mlx5_1", "port=2"));
     REFUSED(open_status("connectx", "mlx5_1:1", ""), UCCL_EP_E_NO_DEVICE, "port 1 is down");
     WORKS(open_status("connectx", NULL, "")); /* the first that can be used */
+    /* Of a port that is up and will not do the next one is tried; if none will, the first one's reason is told. */
+    fake_machine("mlx5_0,ports=2,gid_port=2");
+    WORKS(open_status("connectx", "mlx5_0", ""));
+    CHECK(strstr(logged, "port 2"), "%s", logged);
+    REFUSED(open_status("connectx", "mlx5_0:1", ""), UCCL_EP_E_NO_DEVICE, "port 1 has no GID of RoCE version 2");
+    fake_machine("mlx5_0,ports=2,gids=v1/fe80::1/2");
+    REFUSED(open_status("connectx", "mlx5_0", ""), UCCL_EP_E_NO_DEVICE, "port 1 has no GID of RoCE version 2");
+    fake_machine("mlx5_0,state=1;mlx5_1,ports=2,state=14;mlx5_2,layer=ib,state=2");
+    WORKS(open_status("connectx", NULL, ""));
     CHECK(strstr(logged, "mlx5_1"), "%s", logged);
     check_nothing_left();
 }
@@ -210,6 +219,71 @@ static void path_of_a_connection(void) {
     check_nothing_left();
 }
 
+/* Two endpoints that cannot reach each other: said when they connect, and not by retries that run out. */
+static void no_path(void) {
+    const struct {
+        const char *devices, *refused;
+    } cases[] = {
+        {"mlx5_0;mlx5_1,gids=v1/fe80::2/2|v2/fe80::2/2|v2/fd93::2/2", "rank 1|fd93::2|::ffff:10.0.0.1|gid="},
+        {"mlx5_0;mlx5_1,pkeys=0x8001", "rank 1|0x8001|0xffff|pkey="},
+        {"mlx5_0,layer=ib,pkeys=0x8001;mlx5_1,layer=ib", "rank 1|0x8001|0xffff|pkey="},
+        {"mlx5_0;mlx5_1", NULL},
+        {"mlx5_0,gids=-|v2/fd93::1/2;mlx5_1,gids=-|v2/fe80::2/2", NULL},
+    };
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        node a, b;
+        fake_machine(cases[i].devices);
+        node_open(&a, 0, "connectx", "mlx5_0", "");
+        node_open(&b, 1, "connectx", "mlx5_1", "");
+        node_endpoint(&a);
+        node_endpoint(&b);
+        unsigned char blob[UCCL_EP_MAX_BLOB_BYTES];
+        const uint32_t bytes = address_for(&b, 0, blob);
+        if (cases[i].refused)
+            REFUSED(a.table->connect(a.endpoint, 1, blob, bytes), UCCL_EP_E_BOOTSTRAP, cases[i].refused);
+        else
+            WORKS(a.table->connect(a.endpoint, 1, blob, bytes));
+        node_close(&a);
+        node_close(&b);
+    }
+    check_nothing_left();
+}
+
+/* The address of a port was replaced after it was opened: peers are told the new one. */
+static void address_changes(void) {
+    static const unsigned char other[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 9, 9}, none[16];
+    fake_machine("mlx5_0");
+    node n;
+    node_open(&n, 0, "connectx", "mlx5_0", "");
+    node_endpoint(&n);
+    unsigned char blob[UCCL_EP_MAX_BLOB_BYTES];
+    FAKE(fake_ibverbs_set_gid)("mlx5_0", 3, other);
+    CHECK_EQ(address_for(&n, 0, blob), 48);
+    CHECK(!memcmp(blob + 24, other, 16), "an address that is no longer there");
+    FAKE(fake_ibverbs_set_gid)("mlx5_0", 3, none);
+    uint32_t bytes = sizeof(blob);
+    REFUSED(n.table->endpoint_address(n.endpoint, blob, &bytes), UCCL_EP_E_NIC, "mlx5_0|GID 3|is gone");
+    node_close(&n);
+    check_nothing_left();
+}
+
+/* All queue pairs of a NIC share its responder resources, other processes' too. */
+static void shared_responders(void) {
+    static char memory[4096];
+    fake_machine("ionic_0,res_rd_atom=1");
+    node n;
+    node_open(&n, 0, "pollara", "ionic_0", "");
+    const uccl_ep_memory region = host_memory(memory, sizeof(memory));
+    WORKS(n.table->region_register(n.device, UCCL_EP_REGION_HEAP, &region));
+    node_endpoint(&n);
+    unsigned char blob[UCCL_EP_MAX_BLOB_BYTES];
+    const uint32_t bytes = address_for(&n, 0, blob);
+    REFUSED(n.table->connect(n.endpoint, 0, blob, bytes), UCCL_EP_E_NIC,
+            "step to RTR|errno 22|responder resources|atomics=0");
+    node_close(&n);
+    check_nothing_left();
+}
+
 static void options(void) {
     fake_machine("mlx5_0");
     const char *endless[] = {"timeout=0", "retry=7", "rnr_retry=7"};
@@ -251,6 +325,9 @@ int main(int argc, char **argv) {
     gids();
     partitions();
     path_of_a_connection();
+    no_path();
+    address_changes();
+    shared_responders();
     options();
     libraries();
     return test_end();

@@ -43,12 +43,18 @@ static uccl_ep_status no_rank(const uccl_ep_endpoint *e, uint32_t peer) {
 }
 
 uccl_ep_status verbs_endpoint_address(uccl_ep_endpoint *e, void *blob, uint32_t *bytes) {
-    const verbs_port *port = &e->nic->found.port;
+    verbs_port *port = &e->nic->found.port;
+    if (!verbs_port_refresh(&e->device->library, e->nic->context, port))
+        return verbs_fail(
+            e->device->host, UCCL_EP_E_NIC, 0,
+            "%.32s: GID %u of port %u is gone: was an IP address taken away? Open it anew, or give it back",
+            e->nic->found.name, port->gid_index, port->number);
     verbs_address mine = {.magic = VERBS_ADDRESS_MAGIC,
                           .rank = e->rank,
                           .peers = e->peers,
                           .index = e->index,
-                          .nics = (uint16_t)e->device->nics,
+                          .nics = (uint8_t)e->device->nics,
+                          .pkey = port->pkey,
                           .lid = port->lid,
                           .link_layer = port->link_layer,
                           .mtu = (uint8_t)port->mtu,
@@ -105,6 +111,22 @@ static uccl_ep_status check_address(const uccl_ep_endpoint *e, uint32_t peer, co
                           address->link_layer == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "InfiniBand",
                           port->link_layer == IBV_LINK_LAYER_ETHERNET ? "RoCE" : "InfiniBand", port->number,
                           e->nic->found.name);
+    const bool roce = port->link_layer == IBV_LINK_LAYER_ETHERNET;
+    if (roce && verbs_gid_is_ipv4(address->gid) != verbs_gid_is_ipv4(port->gid.raw)) {
+        char theirs[INET6_ADDRSTRLEN] = "?", ours[INET6_ADDRSTRLEN] = "?";
+        inet_ntop(AF_INET6, address->gid, theirs, sizeof theirs);
+        inet_ntop(AF_INET6, port->gid.raw, ours, sizeof ours);
+        return verbs_fail(host, UCCL_EP_E_BOOTSTRAP, 0,
+                          "rank %u is at %s and this rank at %s (GID %u of %.32s): of IPv4 and IPv6 one must be on all "
+                          "ranks; choose with gid=",
+                          peer, theirs, ours, port->gid_index, e->nic->found.name);
+    }
+    /* One partition, and a full member at one end at least. */
+    if ((address->pkey ^ port->pkey) & 0x7fff || !((address->pkey | port->pkey) & 0x8000))
+        return verbs_fail(host, UCCL_EP_E_BOOTSTRAP, 0,
+                          "rank %u is in the partition %#x and this rank in %#x (port %u of %.32s): choose one on all "
+                          "ranks with pkey=",
+                          peer, address->pkey, port->pkey, port->number, e->nic->found.name);
     if (address->mtu < IBV_MTU_256 || address->mtu > IBV_MTU_4096 || pair->qp_number > 0xffffff || pair->psn > 0xffffff)
         return verbs_fail(host, UCCL_EP_E_INVALID, 0, "the address of rank %u has MTU number %u and queue pair %#x",
                           peer, address->mtu, pair->qp_number);
@@ -127,6 +149,9 @@ static uccl_ep_status step(const uccl_ep_endpoint *e, uint32_t peer, struct ibv_
     const char *remedy = "";
     if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EADDRNOTAVAIL)
         remedy = ": it does not answer from this port; see to routes, neighbours (ip neigh) and gid=";
+    else if (error == EINVAL && e->nic->found.limits.device_responders && attributes->max_dest_rd_atomic)
+        remedy = ": all processes on this NIC share its responder resources: fewer ranks or proxies on it, or "
+                 "atomics=0 and rd_atomic=1";
     else if (error == EINVAL && gid)
         remedy = ": is the GID (gid=) still there, the MTU (mtu=) the fabric's, rd_atomic= within the NIC's?";
     return verbs_fail(e->device->host, UCCL_EP_E_NIC, error,

@@ -23,9 +23,13 @@ static bool is_zero(const union ibv_gid *gid) {
 enum gid_rank { GID_IPV4, GID_GLOBAL, GID_LINK_LOCAL, GID_NONE };
 static const char *const rank_names[] = {"IPv4", "IPv6", "link-local IPv6"};
 
-static enum gid_rank rank_of(const union ibv_gid *gid) {
+bool verbs_gid_is_ipv4(const uint8_t raw[16]) {
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-    if (!memcmp(gid->raw, mapped, sizeof mapped)) return GID_IPV4;
+    return !memcmp(raw, mapped, sizeof mapped);
+}
+
+static enum gid_rank rank_of(const union ibv_gid *gid) {
+    if (verbs_gid_is_ipv4(gid->raw)) return GID_IPV4;
     return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? GID_LINK_LOCAL : GID_GLOBAL;
 }
 
@@ -33,6 +37,15 @@ static bool read_gid(const verbs_library *l, struct ibv_context *context, uint8_
                      struct ibv_gid_entry *entry) {
     memset(entry, 0, sizeof *entry);
     return !l->_ibv_query_gid_ex(context, port, index, entry, 0, sizeof *entry) && !is_zero(&entry->gid);
+}
+
+bool verbs_port_refresh(const verbs_library *l, struct ibv_context *context, verbs_port *port) {
+    struct ibv_gid_entry entry;
+    if (port->link_layer != IBV_LINK_LAYER_ETHERNET) return true;
+    if (!read_gid(l, context, port->number, port->gid_index, &entry) || entry.gid_type != IBV_GID_TYPE_ROCE_V2)
+        return false;
+    port->gid = entry.gid;
+    return true;
 }
 
 static bool take_gid(verbs_port *port, const struct ibv_gid_entry *entry, uint32_t index, const char *how) {
@@ -95,20 +108,22 @@ static bool choose_gid(const verbs_library *l, const verbs_options *options, str
 static bool choose_pkey(const verbs_library *l, const verbs_options *options, struct ibv_context *context,
                         const struct ibv_port_attr *attributes, verbs_port *port, char *text) {
     int32_t full = -1, whole = -1;
+    uint16_t full_key = 0, whole_key = 0;
     for (uint16_t i = 0; i < attributes->pkey_tbl_len; i++) {
         __be16 raw;
         if (l->ibv_query_pkey(context, port->number, i, &raw)) break;
         const uint16_t key = ntohs(raw);
         if (options->pkey != VERBS_UNSET && (key & 0x7fff) == (options->pkey & 0x7fff) && key & 0x7fff) {
             /* Two limited members do not reach each other, so a full entry is preferred where both are there. */
-            if (whole < 0 || key & 0x8000) whole = i;
+            if (whole < 0 || key & 0x8000) whole = i, whole_key = key;
         }
-        if (key == 0xffff && whole < 0 && options->pkey == VERBS_UNSET) whole = i;
-        if (key & 0x8000 && key & 0x7fff && full < 0) full = i;
+        if (key == 0xffff && whole < 0 && options->pkey == VERBS_UNSET) whole = i, whole_key = key;
+        if (key & 0x8000 && key & 0x7fff && full < 0) full = i, full_key = key;
     }
     const int32_t index = whole >= 0 ? whole : options->pkey == VERBS_UNSET ? full : -1;
     if (index >= 0) {
         port->pkey_index = (uint16_t)index;
+        port->pkey = whole >= 0 ? whole_key : full_key;
         return true;
     }
     if (options->pkey != VERBS_UNSET)
@@ -130,6 +145,28 @@ static uint32_t mtu_bytes(uint32_t mtu) {
     return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128u << mtu : 0;
 }
 
+/* An active port, as it will be used. */
+static bool take_port(const verbs_library *l, const verbs_options *options, struct ibv_context *context,
+                      uint32_t number, const struct ibv_port_attr *found, verbs_port *port, char *text) {
+    memset(port, 0, sizeof *port);
+    port->number = (uint8_t)number;
+    port->link_layer = found->link_layer;
+    port->lid = found->lid;
+    port->max_message = found->max_msg_sz;
+    port->mtu = found->active_mtu;
+    if (options->mtu != VERBS_UNSET)
+        while (port->mtu > IBV_MTU_256 && mtu_bytes(port->mtu) > (uint32_t)options->mtu) port->mtu--;
+    if (!mtu_bytes(port->mtu)) {
+        snprintf(text, VERBS_TEXT, "port %u says that its MTU is number %u, which is none", number, port->mtu);
+        return false;
+    }
+    if (!choose_pkey(l, options, context, found, port, text)) return false;
+    if (found->link_layer == IBV_LINK_LAYER_ETHERNET) return choose_gid(l, options, context, found, port, text);
+    snprintf(port->why, sizeof port->why, "InfiniBand, LID %u", port->lid);
+    return true;
+}
+
+/* The first that will do; of the others the first one's reason is told. */
 bool verbs_port_choose(const verbs_library *l, const verbs_options *options, struct ibv_context *context,
                        const char *name, uint32_t ports, verbs_port *port, struct ibv_port_attr *attributes,
                        char *text) {
@@ -155,23 +192,9 @@ bool verbs_port_choose(const verbs_library *l, const verbs_options *options, str
             continue;
         }
         *attributes = found;
-        port->number = (uint8_t)number;
-        port->link_layer = found.link_layer;
-        port->lid = found.lid;
-        port->max_message = found.max_msg_sz;
-        port->mtu = found.active_mtu;
-        if (options->mtu != VERBS_UNSET)
-            while (port->mtu > IBV_MTU_256 && mtu_bytes(port->mtu) > (uint32_t)options->mtu) port->mtu--;
-        if (!mtu_bytes(port->mtu)) {
-            snprintf(text, VERBS_TEXT, "port %u says that its MTU is number %u, which is none", number, port->mtu);
-            return false;
-        }
-        if (!choose_pkey(l, options, context, &found, port, text)) return false;
-        if (found.link_layer != IBV_LINK_LAYER_ETHERNET) {
-            snprintf(port->why, sizeof port->why, "InfiniBand, LID %u", port->lid);
-            return true;
-        }
-        return choose_gid(l, options, context, &found, port, text);
+        char why[VERBS_TEXT];
+        if (take_port(l, options, context, number, &found, port, why)) return true;
+        if (!text[0]) memcpy(text, why, sizeof why);
     }
     return false;
 }

@@ -153,7 +153,7 @@ extern const char verbs_backend_name[];
 typedef struct verbs_port {
     uint8_t number, link_layer; /* IBV_LINK_LAYER_* */
     uint8_t gid_index;
-    uint16_t lid, pkey_index;
+    uint16_t lid, pkey_index, pkey;
     uint32_t mtu; /* enum ibv_mtu */
     uint64_t max_message;
     union ibv_gid gid;
@@ -183,6 +183,11 @@ uint32_t verbs_distance(const uccl_ep_host *host, const verbs_found *found);
 bool verbs_port_choose(const verbs_library *library, const verbs_options *options, struct ibv_context *context,
                        const char *name, uint32_t ports, verbs_port *port, struct ibv_port_attr *attributes,
                        char *text);
+
+/* Of IPv4? Two ports reach each other only if both are, or neither. */
+bool verbs_gid_is_ipv4(const uint8_t raw[16]);
+/* The address of a port may have been replaced since it was chosen. False: there is none any more. */
+bool verbs_port_refresh(const verbs_library *library, struct ibv_context *context, verbs_port *port);
 
 /* A region as one NIC has it: pieces of `chunk` bytes, the last one shorter. */
 typedef struct verbs_keys {

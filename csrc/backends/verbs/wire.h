@@ -21,13 +21,13 @@
 typedef struct verbs_address {
     uint32_t magic;
     uint32_t rank, peers, index; /* of the rank, how many ranks, of the endpoint */
-    uint16_t nics;               /* of the rank: the same on all */
+    uint16_t pkey;               /* partition, and in the high bit whether the port is a full member of it */
     uint16_t lid;                /* InfiniBand */
     uint8_t link_layer;          /* IBV_LINK_LAYER_*: 1 InfiniBand, 2 Ethernet */
     uint8_t mtu;                 /* enum ibv_mtu: 1 is 256 bytes, 5 is 4096. Both ends take the smaller one */
     uint8_t responder_depth;     /* reads and atomics that a queue pair takes: the peer's max_rd_atomic at most */
-    uint8_t reserved;
-    uint8_t gid[16]; /* RoCE */
+    uint8_t nics;                /* of the rank: the same on all */
+    uint8_t gid[16];             /* RoCE */
 } verbs_address;
 
 typedef struct verbs_pair {

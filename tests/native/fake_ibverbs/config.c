@@ -222,7 +222,8 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                   {"dmabuf_errno", &d->dmabuf_errno, 4},
                   {"pad", &d->max_send_wr_pad, 4},
                   {"inline_errno", &d->inline_errno, 4},
-                  {"post_limit", &d->post_limit, 4}};
+                  {"post_limit", &d->post_limit, 4},
+                  {"gid_port", &d->gid_port, 4}};
     for (unsigned i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (strcmp(key, fields[i].key) == 0) {
             memcpy(fields[i].field, &v, fields[i].size); /* little endian */

@@ -63,6 +63,14 @@ void fake_ibverbs_set_port(const char *device, uint32_t port, int state) {
     UNLOCK();
 }
 
+void fake_ibverbs_set_gid(const char *device, uint32_t index, const void *gid) {
+    LOCK();
+    fake_device *d = by_name(device);
+    if (index >= d->gids) FAKE_DIE("%s has no GID %u", device, index);
+    memcpy(d->gid[index].gid.raw, gid, sizeof(d->gid[index].gid));
+    UNLOCK();
+}
+
 void fake_ibverbs_kill_device(const char *device) {
     LOCK();
     fake_device *d = by_name(device);

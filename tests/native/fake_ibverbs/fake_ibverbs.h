@@ -45,6 +45,8 @@ void fake_ibverbs_fail(const char *call, uint32_t kth, int error);
 
 /* A port's state changes, with its event. `state`: enum ibv_port_state. */
 void fake_ibverbs_set_port(const char *device, uint32_t port, int state);
+/* A place of its table of GIDs has another one: 16 bytes; all zero: none. */
+void fake_ibverbs_set_gid(const char *device, uint32_t index, const void *gid);
 /* The device is gone: an event, and every request ends with IBV_WC_FATAL_ERR. */
 void fake_ibverbs_kill_device(const char *device);
 /* What this queue pair sends is lost: its next request runs out of retries. */

@@ -223,7 +223,7 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index
     if (fake_fails("query_gid_ex")) return refuse_int(errno);
     if (flags || !port || port > d->attr.phys_port_cnt || index >= d->gids || size < sizeof(*entry))
         return refuse_int(EINVAL);
-    if (empty_gid(&d->gid[index].gid)) return refuse_int(ENODATA);
+    if (empty_gid(&d->gid[index].gid) || port < d->gid_port) return refuse_int(ENODATA);
     *entry = (struct ibv_gid_entry){d->gid[index].gid, index, port, d->gid[index].type, d->gid[index].ifindex};
     UNLOCK();
     return 0;
