@@ -101,7 +101,9 @@ typedef enum uccl_ep_completion_level {
 /* Bytes are placed once. Without it they may be placed again until the completion is given; such a copy, too, lands
  * before what is posted afterwards. */
 #define UCCL_EP_CAP_NO_DUPLICATES (1ull << 7)
-#define UCCL_EP_CAP_ERROR_STOPS (1ull << 8)       /* behind a failed operation none to that peer is executed */
+/* Behind an operation that was not executed none to that peer is. (Where acknowledgements were lost, several may fail
+ * that were executed, in order.) */
+#define UCCL_EP_CAP_ERROR_STOPS (1ull << 8)
 #define UCCL_EP_CAP_IMM_NEEDS_RECEIVE (1ull << 9) /* an immediate takes a receive credit (not a promise, a duty) */
 #define UCCL_EP_CAP_HOST_MEMORY (1ull << 10)      /* can register host memory of the caller */
 #define UCCL_EP_CAP_CUDA_MEMORY (1ull << 11)

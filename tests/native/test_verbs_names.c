@@ -51,6 +51,9 @@ static void no_device(void) {
     REFUSED(open_status("thor", "mlx5_0", ""), UCCL_EP_E_NO_DEVICE, "0x2c9|take the backend connectx");
     REFUSED(open_status("pollara", "odd0", ""), UCCL_EP_E_NO_DEVICE, "0x1234|does not know|limits_only=1");
     WORKS(open_status("pollara", "odd0", "limits_only=1"));
+    fake_machine("mlx5_0,part=0x1007");
+    REFUSED(open_status("connectx", "mlx5_0", ""), UCCL_EP_E_NO_DEVICE, "older|part 0x1007|ConnectX-4");
+    WORKS(open_status("connectx", "mlx5_0", "limits_only=1"));
     fake_machine("mlx5_0,open_errno=13");
     REFUSED(open_status("connectx", "mlx5_0", ""), UCCL_EP_E_NO_DEVICE, "cannot be opened|errno 13|/dev/infiniband");
     REFUSED(open_status("connectx", NULL, ""), UCCL_EP_E_NO_DEVICE, "mlx5_0|errno 13");
@@ -293,6 +296,7 @@ static void options(void) {
                            "srq=2"};
     for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
         REFUSED(open_status("connectx", NULL, wrong[i]), UCCL_EP_E_INVALID, "");
+    REFUSED(open_status("connectx", NULL, "ack=visible,relaxed=1"), UCCL_EP_E_INVALID, "ack=visible|relaxed=1");
     REFUSED(open_status("connectx", NULL, "nonsense=1"), UCCL_EP_E_INVALID, "nonsense|traffic_class|gid");
     fake_machine("ionic_0");
     REFUSED(open_status("pollara", NULL, "srq=1"), UCCL_EP_E_NO_DEVICE, "shared receive queue");

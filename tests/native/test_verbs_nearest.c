@@ -127,6 +127,10 @@ int main(int argc, char **argv) {
     /* No GPU: the node of the thread, which is one of the first socket where there is one alone. */
     unsigned cpu, node;
     if (!getcpu(&cpu, &node) && node == 0) expect("mlx5_2;mlx5_1", NULL, -1, NULL, "mlx5_1");
+    /* An OEM's card: its chip tells whose it is. */
+    device("pci0000:c0/0000:c0:03.0", "0000:cc:00.0", "mlx5_4", "1");
+    text_file("devices/pci0000:c0/0000:c0:03.0/0000:cc:00.0/vendor", "0x15b3\n");
+    expect("mlx5_4,vendor=0x1234", NULL, -1, "mlx5_4", "mlx5_4");
     char command[PATH_MAX];
     snprintf(command, sizeof command, "rm -rf '%s'", tree);
     CHECK_EQ(system(command), 0);

@@ -15,7 +15,7 @@ FLAGS: tuple[tuple[int, str, str], ...] = (
     (5, "completes_in_order", "completions of a peer come in posting order"),
     (6, "unsignalled", "operations without a completion of their own"),
     (7, "no_duplicates", "bytes are placed once, never after the completion"),
-    (8, "error_stops", "nothing behind a failed operation is executed"),
+    (8, "error_stops", "nothing behind an operation that was not executed is"),
     (9, "imm_needs_receive", "an immediate takes a receive credit (a duty)"),
     (10, "host_memory", "registers host memory of the caller"),
     (11, "cuda_memory", "registers CUDA memory"),

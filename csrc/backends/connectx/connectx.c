@@ -20,6 +20,7 @@ static const verbs_model models[] = {
 static void limit(const struct ibv_device_attr *attributes, verbs_limits *l) {
     (void)attributes;
     l->inline_bytes = WORTH_INLINE;
+    l->ordered = true;
 }
 
 static const char *describe(uint32_t vendor_error) {
@@ -41,6 +42,8 @@ const verbs_vendor verbs_this_vendor = {
     .vendor = "NVIDIA",
     .family = "ConnectX",
     .ids = {0x02c9, 0x15b3, 0x119f /* an OEM's */, 0},
+    .pci = 0x15b3,
+    .first_part = 0x1013, /* those before have other drivers (mlx4, Connect-IB) */
     .models = models,
     .limit = limit,
     .describe = describe,

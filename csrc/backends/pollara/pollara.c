@@ -49,6 +49,7 @@ const verbs_vendor verbs_this_vendor = {
     .vendor = "AMD Pensando",
     .family = "Pollara",
     .ids = {0x1dd8, 0},
+    .pci = 0x1dd8,
     .models = models,
     .limit = limit,
     .describe = describe,

@@ -3,7 +3,8 @@
  * Broadcom Thor and Thor2 (bnxt_re).
  *
  * Sources: rdma-core providers/bnxt_re (statuses, inline); uccl issues 250, 360, 617 and 799 (queue depth 4351; retries
- * run out above 1.5 MB in flight) and 972 (long lists of requests fail with vendor error 3).
+ * run out above 1.5 MB in flight) and 972 (long lists of requests fail with vendor error 3). Writes are seen in order:
+ * the provider has no mode in which requests of a reliable connection are placed otherwise.
  */
 #include "../verbs/verbs.h"
 
@@ -30,6 +31,7 @@ static void limit(const struct ibv_device_attr *attributes, verbs_limits *l) {
     l->max_batch = LIST;
     l->max_inflight_bytes = INFLIGHT_BYTES;
     l->inline_bytes = WORTH_INLINE;
+    l->ordered = true;
 }
 
 static const char *describe(uint32_t vendor_error) {
@@ -54,6 +56,7 @@ const verbs_vendor verbs_this_vendor = {
     .vendor = "Broadcom",
     .family = "Thor",
     .ids = {0x14e4, 0},
+    .pci = 0x14e4,
     .models = models,
     .limit = limit,
     .describe = describe,

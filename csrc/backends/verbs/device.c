@@ -34,6 +34,12 @@ static void read_sysfs(verbs_found *found) {
         if (fscanf(file, "%d", &node) == 1 && node >= 0) found->numa_node = node;
         fclose(file);
     }
+    snprintf(path, sizeof path, "%s/class/infiniband/%.63s/device/vendor", sysfs_root(), found->name);
+    file = fopen(path, "re");
+    if (file) {
+        if (fscanf(file, "%x", &found->pci_vendor) != 1) found->pci_vendor = 0;
+        fclose(file);
+    }
     snprintf(path, sizeof path, "%s/class/infiniband/%.63s/device", sysfs_root(), found->name);
     const ssize_t n = readlink(path, target, sizeof target - 1);
     if (n <= 0) return;
@@ -82,10 +88,11 @@ const char *verbs_model_name(const struct ibv_device_attr *attributes, char text
     return text;
 }
 
-static bool ours(const struct ibv_device_attr *attributes) {
+/* By who made the card, or its chip. */
+static bool ours(const verbs_found *found) {
     for (const uint32_t *id = verbs_this_vendor.ids; *id; id++)
-        if (*id == attributes->vendor_id) return true;
-    return false;
+        if (*id == found->attributes.vendor_id) return true;
+    return found->pci_vendor == verbs_this_vendor.pci;
 }
 
 static uint32_t positive(int value) {
@@ -110,7 +117,6 @@ static void limits_of(const verbs_options *options, verbs_found *found) {
         .max_message = found->port.max_message,
         .max_region = a->max_mr_size,
         .atomics = a->atomic_cap != IBV_ATOMIC_NONE,
-        .ordered = true,
     };
     verbs_this_vendor.limit(a, l);
     if (options->rd_atomic != VERBS_UNSET) {
@@ -140,6 +146,7 @@ static const char *other_backend(uint32_t vendor_id) {
 
 static void not_ours(verbs_found *found) {
     const char *other = other_backend(found->attributes.vendor_id);
+    if (!other) other = other_backend(found->pci_vendor);
     if (other)
         snprintf(found->unusable, sizeof found->unusable, "made by vendor %#x: no %s; take the backend %s",
                  found->attributes.vendor_id, verbs_this_vendor.family, other);
@@ -157,8 +164,14 @@ static void look_open(const verbs_library *library, const verbs_options *options
         return;
     }
     found->attributes.fw_ver[sizeof found->attributes.fw_ver - 1] = 0;
-    if (!ours(&found->attributes) && !options->limits_only) {
+    if (!ours(found) && !options->limits_only) {
         not_ours(found);
+        return;
+    }
+    if (found->attributes.vendor_part_id < verbs_this_vendor.first_part && !options->limits_only) {
+        char text[64];
+        snprintf(found->unusable, sizeof found->unusable, "older than any that is known to work: %s, the first is %s",
+                 verbs_model_name(&found->attributes, text), verbs_this_vendor.models[0].name);
         return;
     }
     if (device->transport_type != IBV_TRANSPORT_IB) {
@@ -209,7 +222,7 @@ void verbs_look(const verbs_library *library, const verbs_options *options, stru
 }
 
 static void tell(const verbs_found *found, uccl_ep_device_info *info) {
-    const bool known = ours(&found->attributes);
+    const bool known = ours(found);
     char text[64];
     *info = (uccl_ep_device_info){.size = sizeof *info, .numa_node = found->numa_node};
     memcpy(info->name, found->name, sizeof info->name);

@@ -110,6 +110,11 @@ uccl_ep_status verbs_options_parse(const uccl_ep_host *host, const char *text, v
      * Label 0 leaves the choice to the NIC, so for the port of that one another is taken. */
     if (options->udp_sport != VERBS_UNSET)
         options->flow_label = options->udp_sport & 0x3fff ? options->udp_sport & 0x3fff : 1 << 14 | 1;
+    if (options->visible && options->relaxed)
+        return verbs_fail(
+            host, UCCL_EP_E_INVALID, 0,
+            "ack=visible and relaxed=1: with relaxed ordering an acknowledgement says less than ever; take "
+            "one of them");
     if (options->mtu != VERBS_UNSET && options->mtu & (options->mtu - 1))
         return verbs_fail(host, UCCL_EP_E_INVALID, 0, "mtu=%d: 256, 512, 1024, 2048 or 4096", options->mtu);
     return UCCL_EP_OK;

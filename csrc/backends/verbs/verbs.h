@@ -135,7 +135,9 @@ typedef struct verbs_model {
 
 typedef struct verbs_vendor {
     const char *vendor, *family;
-    uint32_t ids[4];           /* vendor_id of ibv_query_device, ended by 0 */
+    uint32_t ids[4];           /* vendor_id of ibv_query_device (OEMs have their own), ended by 0 */
+    uint32_t pci;              /* vendor of the PCI device */
+    uint32_t first_part;       /* vendor_part_id of the oldest that will do; 0: any */
     const verbs_model *models; /* ended by a NULL name */
     /* From what the device says to what is used of it. */
     void (*limit)(const struct ibv_device_attr *attributes, verbs_limits *limits);
@@ -164,6 +166,7 @@ typedef struct verbs_port {
 typedef struct verbs_found {
     char name[64], address[64];
     int32_t numa_node;
+    uint32_t pci_vendor; /* 0: not known */
     struct ibv_device_attr attributes;
     struct ibv_port_attr port_attributes;
     verbs_port port;
@@ -227,7 +230,8 @@ struct uccl_ep_device {
     verbs_options options;
     uccl_ep_caps caps;
     verbs_nic nic[VERBS_MAX_NICS];
-    uint32_t nics, rank, peers, endpoints;
+    uint32_t nics, rank, peers;
+    _Atomic uint32_t endpoints; /* open ones: connections of one are made while another is closed */
     verbs_region region[UCCL_EP_REGIONS];
     verbs_remote *remote[UCCL_EP_REGIONS]; /* [peers] */
 };
