@@ -11,7 +11,10 @@
 
 #define DEFAULT_SIGNALS 1024u
 #define DEFAULT_RING_LOG2 11u
-#define DEFAULT_INFLIGHT_PEER 1024u
+/* With the one more that a queue pair is made for, a power of two, as NICs round up to. Many ranks share what a proxy
+ * may have in flight in all: a queue for each need not hold much more than its part. */
+#define DEFAULT_INFLIGHT_PEER 1023u
+#define LEAST_INFLIGHT_PEER 31u
 #define DEFAULT_INFLIGHT 8192u
 #define DEFAULT_INFLIGHT_BYTES (64ull << 20)
 #define DEFAULT_TIMEOUT_NS 30000000000ull
@@ -102,7 +105,7 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
         !copy_string(comm->backend_options, sizeof comm->backend_options, c->backend_options) ||
         !copy_string(comm->cpus, sizeof comm->cpus, c->cpus) ||
         !copy_string(comm->accelerator_library, sizeof comm->accelerator_library, c->accelerator))
-        return fail_local(UCCL_EP_E_INVALID, "", "device takes 63 bytes, backend_options, cpus and accelerator 255");
+        return fail_local(UCCL_EP_E_INVALID, "", "device, backend_options, cpus and accelerator take 255 bytes each");
     c->backend = comm->library;
     c->device = comm->device_name[0] ? comm->device_name : NULL;
     c->backend_options = comm->backend_options;
@@ -190,8 +193,11 @@ uint32_t whole_pieces(const uccl_ep_config *c, const uccl_ep_caps *caps, uint64_
 void config_limits(uccl_ep_comm *comm) {
     uccl_ep_config *c = &comm->config;
     const uccl_ep_caps *caps = &comm->caps;
-    c->max_inflight_peer =
-        (uint32_t)smaller_limit(c->max_inflight_peer, DEFAULT_INFLIGHT_PEER, caps->max_inflight_peer);
+    uint32_t a_peer = 8 * DEFAULT_INFLIGHT / comm->size; /* a power of two up from one of ranks */
+    a_peer = (1u << (31 - __builtin_clz(a_peer))) - 1;
+    if (a_peer > DEFAULT_INFLIGHT_PEER) a_peer = DEFAULT_INFLIGHT_PEER;
+    if (a_peer < LEAST_INFLIGHT_PEER) a_peer = LEAST_INFLIGHT_PEER;
+    c->max_inflight_peer = (uint32_t)smaller_limit(c->max_inflight_peer, a_peer, caps->max_inflight_peer);
     c->max_inflight = (uint32_t)smaller_limit(c->max_inflight, DEFAULT_INFLIGHT, caps->max_inflight_endpoint);
     /* A NIC's limit is a hard one: past it, retries fail. Its proxies share it. Three quarters are dealt out to puts;
      * one piece may come on top, of an eighth; the last eighth is for what is not counted in bytes: adds, records,

@@ -327,7 +327,7 @@ struct reach {
 
 typedef struct uccl_ep_comm {
     uccl_ep_config config; /* with every default filled in; strings are copies below */
-    char library[256], device_name[64], backend_options[256], cpus[256], accelerator_library[256];
+    char library[256], device_name[256], backend_options[256], cpus[256], accelerator_library[256];
     uint32_t rank, size;
     uint32_t fork_generation;
     const uccl_ep_backend *backend;

@@ -141,7 +141,7 @@ typedef struct uccl_ep_config {
     uint32_t proxies;                 /* threads; channels are dealt out among them [1] */
     uint32_t strategy;                /* uccl_ep_strategy [auto] */
     uint32_t progress;                /* uccl_ep_progress_mode [threads] */
-    uint32_t max_inflight_peer;       /* operations [the NIC's limit, at most 1024] */
+    uint32_t max_inflight_peer;       /* operations [the NIC's limit, at most 1023; fewer for more than 64 ranks] */
     uint32_t max_inflight;            /* operations a proxy [the NIC's limit, at most 8192] */
     uint32_t max_message_bytes;       /* longest operation [the NIC's limit] */
     uint64_t max_inflight_bytes;      /* a proxy [the NIC's limit, at most 64 MiB]; at most 2 GiB */

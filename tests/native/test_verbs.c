@@ -236,9 +236,55 @@ static void test_limits(void) {
     }
 }
 
+/* Eight NICs of long names, as a rank names them. */
+static void many_rank(thread_rank *r, void *argument) {
+    uccl_ep_config config = verbs_config(BACKEND("connectx"), argument, "");
+    config.channels = config.proxies = 8;
+    const uccl_ep_bootstrap bootstrap = thread_bootstrap(r);
+    uccl_ep_comm *comm;
+    OK(uccl_ep_comm_create(&config, &bootstrap, &comm));
+    CHECK_EQ(fake_stats().contexts, 8);
+    OK(uccl_ep_put_signal(comm, 7, 0, 0, 4096, 64, 3, 1, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    OK(uccl_ep_wait_signal(comm, 3, 1, 0, UCCL_EP_TIMEOUT_DEFAULT, NULL));
+    uccl_ep_comm_destroy(comm);
+}
+
+static void test_many(void) {
+    char machine[512] = "", device[256] = "";
+    for (unsigned i = 0; i < 8; i++) {
+        snprintf(machine + strlen(machine), sizeof machine - strlen(machine), "%smlx5_rocep%us0f0np0", i ? ";" : "",
+                 100 + i);
+        snprintf(device + strlen(device), sizeof device - strlen(device), "%smlx5_rocep%us0f0np0", i ? "+" : "",
+                 100 + i);
+    }
+    fake_machine(machine);
+    run_ranks(1, many_rank, device);
+    check_nothing_left();
+}
+
+/* Queue pairs for all ranks of the largest communicator: what their requests take of a proxy's memory, of 256 bytes
+ * each and rounded up to a power of two as NICs do. */
+static void test_queue_memory(void) {
+    for (uint32_t ranks = 1; ranks <= UCCL_EP_MAX_RANKS; ranks = ranks < 4 ? ranks + 1 : ranks * 2) {
+        uccl_ep_comm *comm = calloc(1, sizeof *comm);
+        CHECK(comm, "no memory");
+        comm->size = ranks;
+        comm->config.proxies = 1;
+        comm->config.granularity = UCCL_EP_GRANULARITY_COARSE;
+        config_limits(comm);
+        uint64_t depth = 1;
+        while (depth < comm->config.max_inflight_peer + 1) depth *= 2;
+        CHECK_EQ(depth, comm->config.max_inflight_peer + 1);
+        CHECK(ranks * depth * 256 <= 32 << 20, "%u ranks: %" PRIu64 " bytes", ranks, ranks * depth * 256);
+        free(comm);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 120);
     test_settings();
     test_limits();
+    test_many();
+    test_queue_memory();
     return test_end();
 }

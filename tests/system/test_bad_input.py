@@ -154,7 +154,7 @@ CREATES: tuple[tuple[dict[str, Any], type[UcclEpError], str], ...] = (
     ({"cpus": "3-1"}, CommandError, "no list such as 2,5-7"),
     ({"backend": "shmm"}, NotABackend, "did you mean 'shm'?"),
     ({"device": "shm1"}, NoDevice, "it is called shm0"),
-    ({"device": "x" * 100}, CommandError, "63 bytes"),
+    ({"device": "x" * 300}, CommandError, "255 bytes"),
     ({"backend_options": "promise=much"}, CommandError, "there are promise=ordered"),
     ({"backend_options": {"a,b": "c"}}, CommandError, "comma"),
     ({"backend_options": "x" * 300}, CommandError, "255"),
