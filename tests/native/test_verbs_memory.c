@@ -9,6 +9,14 @@
 
 #define MIB (1u << 20)
 
+/* The kernel's page, as the backends hear of it; 0: as it is. */
+static long page_bytes;
+long __sysconf(int name); /* the C library's own, by its other name */
+__attribute__((visibility("default"))) long sysconf(int name);
+long sysconf(int name) {
+    return name == _SC_PAGESIZE && page_bytes ? page_bytes : __sysconf(name);
+}
+
 static uccl_ep_status register_heap(node *n, uccl_ep_memory memory) {
     const uccl_ep_status status = n->table->region_register(n->device, UCCL_EP_REGION_HEAP, &memory);
     if (status == UCCL_EP_OK) n->table->region_deregister(n->device, UCCL_EP_REGION_HEAP);
@@ -92,6 +100,24 @@ static void inside_a_dmabuf(void) {
         munmap(whole.base, MIB);
         close(whole.dmabuf_fd);
     }
+    check_nothing_left();
+}
+
+/* Pages of 64 KiB, as some kernels for aarch64 have: address and offset share more than the low 12 bits. */
+static void large_pages(void) {
+    const uccl_ep_memory whole = device_memory(4 * 65536, UCCL_EP_MEMORY_CUDA);
+    page_bytes = 65536;
+    for (unsigned i = 0; i < 16; i++) {
+        uccl_ep_memory heap = whole;
+        heap.base = (char *)whole.base + 65536 + i * 4096;
+        heap.dmabuf_offset = 65536;
+        heap.bytes = 65536;
+        WORKS(register_on("mlx5_0,page=0x10000", "", heap));
+    }
+    REFUSED(register_on("mlx5_0,page=0x10000,max_mr_size=0x8000", "", whole), UCCL_EP_E_REGISTRATION, "register less");
+    page_bytes = 0;
+    munmap(whole.base, whole.bytes);
+    close(whole.dmabuf_fd);
     check_nothing_left();
 }
 
@@ -182,6 +208,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv, 60);
     two_ways();
     inside_a_dmabuf();
+    large_pages();
     pointers();
     no_atomics();
     pieces();

@@ -16,10 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "wire.h"
 
-#define PAGE 4096u /* of dmabufs: what an address and an offset have to share */
+#define LEAST_PIECE 4096u /* the smallest page of any machine */
 
 static const char *const region_names[UCCL_EP_REGIONS] = {"heap", "signal words", "mailbox"};
 
@@ -33,6 +34,12 @@ const char *verbs_registration_remedy(int error, uint32_t kind) {
     if (error == EFAULT) return ": the memory is no plain memory (a hole, a device's, or read-only)";
     if (error == EINVAL) return ": the NIC refuses a right, or the length";
     return none;
+}
+
+/* What an address and an offset of a dmabuf have to share, and pieces begin at: some kernels have pages of 64 KiB. */
+static uint64_t page(void) {
+    const long bytes = sysconf(_SC_PAGESIZE);
+    return bytes > 0 ? (uint64_t)bytes : LEAST_PIECE;
 }
 
 static int access_of(const uccl_ep_device *d, uccl_ep_region region, uint32_t access) {
@@ -110,10 +117,10 @@ uccl_ep_status verbs_region_register(uccl_ep_device *d, uccl_ep_region region, c
             largest = d->nic[i].found.limits.max_region;
     uint64_t chunk = 1ull << 62;
     if (largest < memory->bytes)
-        for (chunk = PAGE; chunk * 2 <= largest; chunk *= 2) {
+        for (chunk = page(); chunk * 2 <= largest; chunk *= 2) {
         }
     const uint64_t chunks = (memory->bytes + chunk - 1) / chunk;
-    if (largest < PAGE || chunks > VERBS_MAX_CHUNKS ||
+    if ((chunk >> 62 == 0 && largest < chunk) || chunks > VERBS_MAX_CHUNKS ||
         VERBS_BLOB_HEAD + d->nics * chunks * sizeof(uint32_t) > UCCL_EP_MAX_BLOB_BYTES)
         return verbs_fail(d->host, UCCL_EP_E_REGISTRATION, 0,
                           "%s: %" PRIu64 " bytes, and %s registers %" PRIu64 " at a time: register less",
@@ -128,7 +135,7 @@ uccl_ep_status verbs_region_register(uccl_ep_device *d, uccl_ep_region region, c
                         .kind = memory->kind};
     /* ibv_reg_dmabuf_mr(3): address and offset lie alike in their pages. Where they do not, the offset is the address.
      */
-    if (memory->dmabuf_fd >= 0 && d->options.dmabuf && (r->address - memory->dmabuf_offset) % PAGE)
+    if (memory->dmabuf_fd >= 0 && d->options.dmabuf && (r->address - memory->dmabuf_offset) % page())
         r->address = memory->dmabuf_offset;
     const int rights = access_of(d, region, memory->access);
     for (uint32_t i = 0; i < d->nics; i++) {
@@ -196,7 +203,7 @@ uccl_ep_status verbs_region_import(uccl_ep_device *d, uint32_t peer, uccl_ep_reg
     if (bytes < VERBS_BLOB_HEAD || theirs.magic != VERBS_REGION_MAGIC || theirs.region != (uint32_t)region ||
         theirs.nics != d->nics || !theirs.chunks || theirs.chunks > VERBS_MAX_CHUNKS ||
         bytes != VERBS_BLOB_HEAD + (size_t)theirs.nics * theirs.chunks * sizeof(uint32_t) || !theirs.bytes ||
-        !theirs.chunk || theirs.chunk & (theirs.chunk - 1) || theirs.chunk < PAGE || theirs.chunk > 1ull << 62 ||
+        !theirs.chunk || theirs.chunk & (theirs.chunk - 1) || theirs.chunk < LEAST_PIECE || theirs.chunk > 1ull << 62 ||
         (theirs.bytes - 1) / theirs.chunk != theirs.chunks - 1u || theirs.bytes > UINT64_MAX - theirs.address)
         return verbs_fail(d->host, UCCL_EP_E_INVALID, 0,
                           "rank %u sent %u bytes that are no region of this backend, or of another number of NICs",

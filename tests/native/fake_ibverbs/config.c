@@ -49,6 +49,7 @@ static void kind_of(fake_device *d, const char *name) {
                                   .vendor_id = 0xffffff};
     d->max_inline = 220;
     d->inline_errno = EINVAL;
+    d->page = 4096;
     d->inline_grant = UINT32_MAX;
     d->srq = d->wr_api = d->cq_ex = d->relaxed = d->cq_clean = d->lazy = d->strict_atomic_flag = d->last_wqe = true;
     d->vendor = (fake_vendor_errors){0};
@@ -223,6 +224,7 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                   {"pad", &d->max_send_wr_pad, 4},
                   {"inline_errno", &d->inline_errno, 4},
                   {"post_limit", &d->post_limit, 4},
+                  {"page", &d->page, 4},
                   {"gid_port", &d->gid_port, 4}};
     for (unsigned i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (strcmp(key, fields[i].key) == 0) {

@@ -70,6 +70,7 @@ typedef struct fake_device {
     uint32_t post_limit;      /* requests that a queue takes, whatever it granted; 0: all */
     bool keeps_bad;           /* a list that is refused does not say where */
     uint32_t gid_port;        /* the first port that has GIDs; 0: all have */
+    uint32_t page;            /* of the kernel: what an address and an offset of a dmabuf share */
     bool srq_flush;           /* a queue pair that breaks keeps a receive of its shared queue for a while */
     bool last_wqe;            /* and tells when it is done with them */
     bool srq_needs_sge;       /* a receive of a shared queue without an element is refused */

@@ -343,7 +343,7 @@ static struct ibv_mr *reg(struct ibv_pd *base, void *address, uint64_t length, u
     uint64_t map_bytes = 0;
     if (dmabuf) {
         struct stat s;
-        if ((offset ^ iova) % 4096) return refuse(EINVAL); /* they share the offset in a page */
+        if ((offset ^ iova) % d->page) return refuse(EINVAL); /* they share the offset in a page */
         if (fstat(fd, &s) < 0) return refuse(EBADF);
         if ((uint64_t)s.st_size < offset + length) return refuse(EINVAL);
         map_bytes = (uint64_t)s.st_size;
