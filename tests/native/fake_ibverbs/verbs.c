@@ -690,6 +690,12 @@ int ibv_destroy_qp(struct ibv_qp *base) {
     fake_device *d = qp->device;
     LOCK();
     if (fake_fails_alone("destroy_qp")) return refuse_int(errno);
+    /* As the real one it waits for who has read an event; one that nobody reads would keep it for ever. */
+    for (unsigned ms = 0; ms < 2000 && qp->unacknowledged > base->events_completed; ms++) {
+        UNLOCK();
+        usleep(1000);
+        LOCK();
+    }
     if (qp->unacknowledged > base->events_completed)
         FAKE_DIE("an event that nobody acknowledged: the real call would wait for ever");
     fake_call_back(qp);
