@@ -142,8 +142,8 @@ uccl_ep_status verbs_qp_close(uccl_ep_endpoint *e, uint32_t peer) {
 /* -------------------------------------------------------------------------------------------------------- receives */
 
 /* An immediate brings its bytes to where the sender said, so the buffer stays as it is. There is one nevertheless, and
- * it is not empty: a shared queue of bnxt_re needs an element (rdma-core providers/bnxt_re: not every
- * version pads one), and to mlx5 a length of 0 is 2^31 bytes. */
+ * it is not empty: a shared queue of bnxt_re needs an element (rdma-core providers/bnxt_re: not every version pads
+ * one), and to mlx5 a length of 0 is 2^31 bytes. */
 uccl_ep_status verbs_post_receives(uccl_ep_endpoint *e, uint32_t peer, uint32_t n) {
     struct ibv_recv_wr requests[VERBS_BATCH], *bad;
     struct ibv_sge nowhere = {
