@@ -558,6 +558,7 @@ uccl_ep_status import_peers(uccl_ep_comm *comm, const struct contacts *c, const 
 /* comm.c */
 uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const char *clause, const char *what);
 uccl_ep_status start_proxies(uccl_ep_comm *comm);
+uccl_ep_status start_threads(uccl_ep_comm *comm); /* also where progress is the caller's */
 void stop_proxies(uccl_ep_comm *comm);
 
 /* accelerator.c: the device, and heaps in its memory */
