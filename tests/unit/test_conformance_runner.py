@@ -125,6 +125,26 @@ def test_timeout_is_reported_with_what_hangs() -> None:
     assert outcome.seconds < 30
 
 
+def test_timeout_that_a_rank_notices_first() -> None:
+    """Its clock may be ahead of the runner's: the others are asked where they are all the same."""
+
+    def case(ctx: Context) -> None:
+        b = ctx.bench
+        if ctx.rank == 1:
+            b.channel().signal(0, 0)
+            b.comm.wait_signal(7, 1, timeout=60)
+        b.wait_signal(0, 1)
+        ctx.deadline = ctx.now()
+        ctx.barrier()
+
+    outcome = go(case, timeout=60)
+    assert outcome.status == "timeout"
+    assert outcome.detail["rank"] == 0
+    assert "comm0" in outcome.detail["report"]["1"]
+    assert "case" in outcome.detail["stacks"]["1"]
+    assert outcome.seconds < 30
+
+
 def test_timeout_of_a_rank_that_holds_the_interpreter() -> None:
     """It cannot answer, and still its stack is told."""
 
