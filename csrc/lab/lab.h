@@ -53,7 +53,8 @@ struct lab_flow;
 
 /* ---------------------------------------------------------------------------------------------------------- devices */
 
-/* What UCCL_EP_LAB says, read once: "nic=connectx,count=2,profile=connectx-ro,seed=7,fabric=NAME,knob=value,...".
+/* What UCCL_EP_LAB says, read once: "nic=connectx,count=2,variant=cx6,profile=connectx-ro,seed=7,fabric=NAME,knob=value,...";
+ * NICs of several kinds are several of these, with ';' between them. The first one's seed and fabric are everybody's.
  * A variant is a generation of a model: "cx7", "cx6", "efa1" ... "efa4", "thor", "thor2", "pollara". */
 struct lab_variant {
     const char *name, *profile; /* profile: of virtual_nic, where the user names none */
@@ -67,7 +68,8 @@ typedef struct lab_device {
     vnic_knobs knobs;
     char name[16]; /* "mlx5_0" */
     uint32_t index;
-    uint64_t guid;
+    uint64_t seed, guid; /* the same NIC in every process has the same GUID and GIDs */
+    char fabric[48];     /* processes that name the same one reach each other */
     struct in6_addr gid[LAB_MAX_GIDS]; /* 0: link-local IPv6; 1: IPv4-mapped (RoCE v2); EFA: its one at 0 */
     uint32_t gids;
     uint32_t active_mtu; /* enum ibv_mtu */
@@ -94,7 +96,10 @@ typedef struct lab_mr {
     lab_pd *pd;
     uint32_t handle;
     uint32_t access; /* IBV_ACCESS_* */
+    /* `start` is where the bytes are in this process, `iova` the address that entries and peers use. */
     uint64_t start, iova, length;
+    void *mapping; /* of a dmabuf: objects.c's, or NULL */
+    size_t mapped;
     vnic_region *region;
     uint32_t key; /* lkey and rkey alike */
 } lab_mr;
@@ -278,7 +283,17 @@ _Noreturn void lab_die(const char *format, ...) __attribute__((format(printf, 1,
 
 /* device.c */
 lab_device *lab_devices(uint32_t *n); /* NULL and 0: the environment asks for none */
+/* The same of a text; the caller frees it. NULL: text (256 bytes) says what is wrong and what is valid. */
+lab_device *lab_devices_parse(const char *spec, uint32_t *n, char *text);
+/* The device number of /dev/infiniband/uverbsN, as sysfs has it. */
+#define LAB_DEVICE_MAJOR 231u
+#define LAB_DEVICE_MINOR 192u /* of N = 0 */
 uint32_t lab_qp_bits(const lab_device *device); /* bits of the index in a queue pair's number */
+
+/* ioctl.c: an attribute of the method that is being answered; NULL: it is not there. Values of up to 8 bytes are in `data`,
+ * longer ones at that address. */
+struct ib_uverbs_attr;
+const struct ib_uverbs_attr *lab_attribute(const void *attributes, uint16_t id);
 
 /* objects.c. Handles are of a context; numbers and keys of the process. NULL: there is none of that context. */
 lab_context *lab_context_of_fd(int fd);
