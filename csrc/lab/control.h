@@ -9,6 +9,7 @@
 #ifndef UCCL_EP_LAB_CONTROL_H
 #define UCCL_EP_LAB_CONTROL_H
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include "lab.h"
@@ -52,11 +53,16 @@ void lab_objects_forget(void);
 int lab_pipe(int ends[2]); /* the reading end as the kernel's event descriptors: blocking, one event a read() */
 lab_channel *lab_channel_new(lab_context *context);
 lab_channel *lab_channel_of_fd(const lab_context *context, int fd);
-void lab_channel_closed(int fd); /* the program has closed it */
 void lab_channels_free(const lab_context *context);
 void lab_channels_forget(void);
-/* Is the descriptor a channel's or a device's async one? */
-bool lab_is_channel(int fd);
+
+/* ----------------------------------------------------------------------------------------------------------- trap.c */
+
+bool lab_trapping(void); /* the handler of SIGSEGV is ours */
+/* What sigaction(SIGSEGV) means then: who gets the faults that are not ours. */
+void lab_trap_chain(const struct sigaction *action, struct sigaction *old);
+void lab_trap_unmapped(uintptr_t start, size_t bytes);
+void lab_traps_forget(void);
 
 /* ------------------------------------------------------------------------------------------------- uverbs.c, ioctl.c */
 

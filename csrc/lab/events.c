@@ -11,14 +11,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <rdma/ib_user_verbs.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct channel {
     lab_channel base;
     struct channel *next;
-    int keep;    /* a reading end of ours: a channel that is gone must not kill the program by SIGPIPE */
-    bool closed; /* by the program; a queue may still name it */
+    ino_t pipe; /* its descriptor may be closed by the program and be something else by now */
 };
 
 static struct channel *channels;
@@ -41,6 +42,11 @@ int lab_pipe(int ends[2]) {
     return error;
 }
 
+static ino_t pipe_of(int fd) {
+    struct stat about;
+    return fstat(fd, &about) || !S_ISFIFO(about.st_mode) ? 0 : about.st_ino;
+}
+
 lab_channel *lab_channel_new(lab_context *context) {
     struct channel *c = calloc(1, sizeof *c);
     int ends[2];
@@ -51,27 +57,17 @@ lab_channel *lab_channel_new(lab_context *context) {
         errno = error;
         return NULL;
     }
-    const int keep = fcntl(ends[0], F_DUPFD_CLOEXEC, 512);
-    *c = (struct channel){.base = {.context = context, .read = ends[0], .write = ends[1]}, .next = channels, .keep = keep};
+    *c = (struct channel){.base = {.context = context, .read = ends[0], .write = ends[1]}, .next = channels};
+    c->pipe = pipe_of(ends[0]);
     channels = c;
     return &c->base;
 }
 
 lab_channel *lab_channel_of_fd(const lab_context *context, int fd) {
-    for (struct channel *c = channels; c; c = c->next)
-        if (!c->closed && c->base.context == context && c->base.read == fd) return &c->base;
+    const ino_t pipe = pipe_of(fd);
+    for (struct channel *c = channels; c && pipe; c = c->next)
+        if (c->base.context == context && c->pipe == pipe) return &c->base;
     return NULL;
-}
-
-bool lab_is_channel(int fd) {
-    for (struct channel *c = channels; c; c = c->next)
-        if (!c->closed && c->base.read == fd) return true;
-    return false;
-}
-
-void lab_channel_closed(int fd) {
-    for (struct channel *c = channels; c; c = c->next)
-        if (c->base.read == fd) c->closed = true;
 }
 
 /* Queues that name one end before: a channel's memory lives as long as its context. */
@@ -84,7 +80,6 @@ void lab_channels_free(const lab_context *context) {
         }
         *at = c->next;
         close(c->base.write);
-        if (c->keep >= 0) close(c->keep);
         free(c);
     }
 }
@@ -93,9 +88,21 @@ void lab_channels_forget(void) {
     channels = NULL;
 }
 
+/* Where the program has closed its end there is nobody to tell, and no reason to die of SIGPIPE. */
 static void report(int fd, const void *event, size_t bytes) {
-    if (write(fd, event, bytes) == (ssize_t)bytes) return;
-    if (errno == EPIPE || errno == EBADF) return; /* nobody can read it */
+    sigset_t pipe, before, pending;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before);
+    const ssize_t n = write(fd, event, bytes);
+    const int error = errno;
+    if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
+        const struct timespec now = {0};
+        while (sigtimedwait(&pipe, NULL, &now) < 0 && errno == EINTR) continue;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (n == (ssize_t)bytes || error == EPIPE) return;
     lab_die("a program that reads none of its events has more of them than a pipe holds");
 }
 
@@ -105,7 +112,7 @@ void lab_cq_notify(lab_cq *cq, bool solicited) {
     if (!cq->channel) return;
     const struct ib_uverbs_comp_event_desc event = {.cq_handle = cq->user_handle};
     cq->events++;
-    if (!((const struct channel *)(const void *)cq->channel)->closed) report(cq->channel->write, &event, sizeof event);
+    report(cq->channel->write, &event, sizeof event);
 }
 
 static void count(lab_context *context, enum lab_event event, uint64_t element) {

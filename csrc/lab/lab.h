@@ -226,6 +226,7 @@ void lab_reply(struct lab_call *call, const void *reply, size_t bytes);
 void lab_request(const struct lab_call *call, void *request, size_t bytes);
 
 struct ib_uverbs_ex_query_device_resp;
+struct ib_uverbs_query_port_resp;
 
 /* All calls with the lab's lock held, but `store`. NULL: the vendor has no part in that command. */
 struct lab_model {
@@ -238,6 +239,7 @@ struct lab_model {
 
     /* Control. Core fields are filled in before the call; a model changes what its NIC has different. */
     int (*query_device)(lab_device *device, struct ib_uverbs_ex_query_device_resp *core, struct lab_call *call);
+    void (*query_port)(const lab_device *device, struct ib_uverbs_query_port_resp *core);
     int (*open)(lab_context *context, struct lab_call *call); /* GET_CONTEXT */
     void (*close)(lab_context *context);
     int (*alloc_pd)(lab_pd *pd, struct lab_call *call);

@@ -96,7 +96,7 @@ void lab_context_free(lab_context *context) {
             if (c->entry[h].object && c->entry[h].published && c->entry[h].kind == users_first[k])
                 lab_destroy(context, users_first[k], h);
     lab_untrap(context);
-    if (context->model_data && context->device->model->close) context->device->model->close(context);
+    if (context->async_read >= 0 && context->device->model->close) context->device->model->close(context);
     lab_channels_free(context);
     if (context->async_write >= 0) close(context->async_write);
     for (struct context **at = &contexts; *at; at = &(*at)->next)

@@ -217,6 +217,7 @@ static void not_ours(int number, siginfo_t *info, void *context) {
     } else if (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN) {
         /* A fault that is ignored comes again: the default it is. It is raised anew by going back to the instruction. */
         const struct sigaction end = {.sa_handler = SIG_DFL};
+        installed = false;
         sigaction(number, &end, NULL);
     } else {
         before.sa_handler(number);
@@ -290,4 +291,29 @@ void lab_untrap(lab_context *context) {
         struct store *s = &stores[at % MAX_STORES];
         if (atomic_load_explicit(&s->turn, memory_order_acquire) == at + 1 && s->context == context) s->context = NULL;
     }
+}
+
+bool lab_trapping(void) {
+    return installed;
+}
+
+void lab_trap_chain(const struct sigaction *action, struct sigaction *old) {
+    const struct sigaction was = before;
+    if (action) before = *action;
+    if (old) *old = was;
+}
+
+void lab_trap_unmapped(uintptr_t start, size_t bytes) {
+    for (uint32_t i = 0; i < MAX_TRAPS; i++) {
+        const uintptr_t base = atomic_load_explicit(&traps[i].base, memory_order_acquire);
+        if (base && base >= start && base + traps[i].bytes <= start + bytes)
+            atomic_store_explicit(&traps[i].base, 0, memory_order_release);
+    }
+}
+
+void lab_traps_forget(void) {
+    for (uint32_t i = 0; i < MAX_TRAPS; i++) atomic_store(&traps[i].base, 0);
+    for (uint64_t i = 0; i < MAX_STORES; i++) atomic_store(&stores[i].turn, i);
+    atomic_store(&put_at, 0);
+    take_at = 0;
 }
