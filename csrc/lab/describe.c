@@ -32,7 +32,7 @@ __attribute__((format(printf, 2, 3))) static void add(struct text *t, const char
 }
 
 /* Of a specification as in UCCL_EP_LAB: "device key=value ..." for each NIC, or "error ..." */
-uint32_t uccl_ep_lab_describe(const char *spec, char *text, uint32_t bytes);
+__attribute__((visibility("default"))) uint32_t uccl_ep_lab_describe(const char *spec, char *text, uint32_t bytes);
 uint32_t uccl_ep_lab_describe(const char *spec, char *text, uint32_t bytes) {
     struct text t = {text, bytes, 0};
     char error[256];
@@ -60,7 +60,7 @@ uint32_t uccl_ep_lab_describe(const char *spec, char *text, uint32_t bytes) {
 }
 
 /* "variant NIC NAME PROFILE" and "profile NAME TEXT", each of all that there are. */
-uint32_t uccl_ep_lab_list(char *text, uint32_t bytes);
+__attribute__((visibility("default"))) uint32_t uccl_ep_lab_list(char *text, uint32_t bytes);
 uint32_t uccl_ep_lab_list(char *text, uint32_t bytes) {
     struct text t = {text, bytes, 0};
     static const struct lab_model *const models[] = {&lab_mlx5, &lab_efa, &lab_bnxt, &lab_ionic};

@@ -140,18 +140,14 @@ void efa_complete(lab_cq *cq, const struct lab_done *done) {
     memcpy(at + flags + 1, (const uint8_t *)&entry + flags + 1, q->entry_bytes - flags - 1);
     __atomic_store_n(at + flags, (uint8_t)(entry.flags | phase), __ATOMIC_RELEASE);
     q->produced++;
-    lab_cq_notify(cq, done->solicited);
 }
 
-/* A doorbell with a new number asks for one event: now, if entries came that the program had not seen. */
+/* The library gives each asking for an event a number of two bits, a new one when the event has come. */
 void efa_look(lab_cq *cq) {
     struct efa_cq *q = cq->model_data;
     const uint32_t value = __atomic_load_n((const uint32_t *)q->doorbell->base, __ATOMIC_ACQUIRE);
-    if (value == q->heard) return;
-    const bool again = EFA_DOORBELL_NUMBER(value) != EFA_DOORBELL_NUMBER(q->heard);
-    q->heard = value;
-    if (!(value & EFA_DOORBELL_ARM) || (!again && cq->armed)) return;
+    if (!(value & EFA_DOORBELL_ARM) || EFA_DOORBELL_NUMBER(value) + 1 == q->asked) return;
+    q->asked = EFA_DOORBELL_NUMBER(value) + 1;
     cq->armed = true;
     cq->solicited_only = false;
-    if ((uint16_t)q->produced != (value & EFA_DOORBELL_INDEX)) lab_cq_notify(cq, false);
 }

@@ -172,7 +172,7 @@ struct efa_context {
 struct efa_cq {
     struct efa_memory *ring, *doorbell;
     uint32_t entry_bytes, produced;
-    uint32_t heard; /* the doorbell's value that was looked at last */
+    uint32_t asked; /* number of the last asking for an event, and one; 0: none yet */
 };
 
 struct efa_qp {
