@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +21,20 @@ class Nic:
     name: str  # "mlx5_0"
     nic: str  # "connectx"
     variant: str
-    vendor: int  # PCI
+    vendor: int  # as verbs say it, which may be another than PCI's
     part: int
     firmware: str
     modalias: str
     abi: int
     guid: str  # 16 digits
     gids: tuple[str, ...]  # as IPv6 is written
+
+    @property
+    def pci(self) -> tuple[int, int]:
+        """Vendor and device."""
+        found = re.match(r"pci:v([0-9A-F]{8})d([0-9A-F]{8})", self.modalias)
+        assert found is not None, self.modalias
+        return int(found[1], 16), int(found[2], 16)
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,13 @@ def files(nics: Iterable[Nic]) -> tuple[dict[str, str], dict[str, str]]:
         driver = f"bus/pci/drivers/{_DRIVERS[nic.nic]}"
         home, verbs = f"{pci}/infiniband/{nic.name}", f"{pci}/infiniband_verbs/uverbs{index}"
         efa = nic.nic == "efa"
+        vendor, part = nic.pci
         guid = ":".join(nic.guid[at : at + 4] for at in range(0, 16, 4))
         content |= {
             f"{driver}/module": _DRIVERS[nic.nic],
-            f"{pci}/vendor": f"{nic.vendor:#06x}",
-            f"{pci}/device": f"{nic.part:#06x}",
-            f"{pci}/subsystem_vendor": f"{nic.vendor:#06x}",
+            f"{pci}/vendor": f"{vendor:#06x}",
+            f"{pci}/device": f"{part:#06x}",
+            f"{pci}/subsystem_vendor": f"{vendor:#06x}",
             f"{pci}/subsystem_device": "0x0000",
             f"{pci}/class": "0x020000",
             f"{pci}/numa_node": "0",
