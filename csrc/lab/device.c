@@ -33,6 +33,13 @@ static void say(const char *format, va_list arguments) {
     if (write(STDERR_FILENO, line, n) < 0) return;
 }
 
+void lab_say(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
+    va_end(arguments);
+}
+
 int lab_unsupported(const char *format, ...) {
     char what[400];
     va_list arguments;

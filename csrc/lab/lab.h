@@ -279,7 +279,18 @@ extern const struct lab_model lab_mlx5, lab_efa, lab_bnxt, lab_ionic;
 /* ------------------------------------------------------------------------------------------------- what the lab gives */
 
 extern pthread_mutex_t lab_lock;
+/* The program's side takes the lock like this: the NIC's thread, which holds it most of the time, then steps back. */
+extern uint32_t lab_wanted;
+static inline void lab_enter(void) {
+    __atomic_fetch_add(&lab_wanted, 1, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&lab_lock);
+    __atomic_fetch_sub(&lab_wanted, 1, __ATOMIC_RELAXED);
+}
+static inline void lab_leave(void) {
+    pthread_mutex_unlock(&lab_lock);
+}
 
+void lab_say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a line on stderr */
 int lab_unsupported(const char *format, ...) __attribute__((format(printf, 1, 2)));
 _Noreturn void lab_die(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a fault of the lab's own */
 
@@ -323,16 +334,16 @@ int lab_trap(lab_context *context, uint32_t page, size_t bytes, void **address);
 void lab_untrap(lab_context *context);
 bool lab_trapped_next(void); /* NIC's thread: hand the oldest store to its model */
 
-/* nic.c. The thread starts with the first queue pair and ends with the process. */
+/* nic.c. The thread starts with the first lab_nic_open, which any queue pair or region needs, and ends with the process. All
+ * but lab_nic_wake with lab_lock held. */
 int lab_nic_open(lab_device *device);
 void lab_nic_wake(void); /* from any thread, and from a signal handler */
-uint32_t lab_slot(void); /* of this process; lab_nic_open takes it */
+uint32_t lab_slot(void); /* of this process; the first lab_nic_open takes it */
 int lab_region_add(lab_mr *mr);
 void lab_region_remove(lab_mr *mr);
 int lab_flow_open(lab_qp *qp);
 /* The state has changed: to RTR (who may write to it), RTS (fetching begins), ERR (all that waits is flushed), RESET. */
 int lab_flow_modify(lab_qp *qp, enum lab_qp_state from);
 void lab_flow_close(lab_qp *qp);
-void lab_cq_forget(lab_cq *cq); /* before it is destroyed */
 
 #endif

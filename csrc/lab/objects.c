@@ -347,7 +347,6 @@ static void end_mr(lab_context *context, lab_mr *mr) {
 }
 
 static void end_cq(lab_context *context, lab_cq *cq) {
-    lab_cq_forget(cq);
     if (context->device->model->destroy_cq) context->device->model->destroy_cq(cq);
 }
 
