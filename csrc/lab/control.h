@@ -43,8 +43,6 @@ uint32_t lab_events(lab_context *context, uint32_t handle);
 /* Gives the object back whole: model, NIC, table. */
 int lab_destroy(lab_context *context, enum lab_kind kind, uint32_t handle);
 
-/* Is the memory mapped in this process, and writable where that is asked? EFAULT if not. */
-int lab_memory_check(uint64_t start, uint64_t length, bool writable);
 /* After fork(), in the child: nothing of the parent's is known any more. */
 void lab_objects_forget(void);
 

@@ -320,6 +320,10 @@ lab_ah *lab_ah_numbered(const lab_device *device, uint32_t number);
 /* Does the device know the peer with this GID (an address handle made by anybody in this process)? */
 lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid);
 
+/* Is the memory mapped in this process, and writable where that is asked? EFAULT if not. Rings and regions are looked at when
+ * the program names them, as the kernel pins them then. */
+int lab_memory_check(uint64_t start, uint64_t length, bool writable);
+
 /* events.c */
 enum lab_event { LAB_EVENT_CQ_ERR = 0, LAB_EVENT_QP_FATAL = 1, LAB_EVENT_QP_REQ_ERR = 2, LAB_EVENT_QP_ACCESS_ERR = 3,
                  LAB_EVENT_COMM_EST = 4, LAB_EVENT_DEVICE_FATAL = 8, LAB_EVENT_SRQ_LIMIT = 15,

@@ -102,12 +102,12 @@ static void enter(struct guard *g) {
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_BLOCK, &all, &g->signals);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &g->cancellation);
-    pthread_mutex_lock(&lab_lock);
+    lab_enter();
 }
 
 static void leave(const struct guard *g) {
     const int error = errno;
-    pthread_mutex_unlock(&lab_lock);
+    lab_leave();
     pthread_setcancelstate(g->cancellation, NULL);
     pthread_sigmask(SIG_SETMASK, &g->signals, NULL);
     errno = error;

@@ -78,9 +78,8 @@ static uint32_t power_of_two(uint32_t at_least) {
     return n;
 }
 
-/* Is the ring that the program names memory of its own? */
 static int ring_check(uint64_t address, uint64_t bytes) {
-    return bytes && address && address + bytes > address && !(address & 7) ? 0 : EINVAL;
+    return address & 7 ? EINVAL : lab_memory_check(address, bytes, true);
 }
 
 static void *pointer(uint64_t address) {
@@ -99,7 +98,7 @@ static int create_cq(lab_cq *lab, struct lab_call *call) {
     if (request.cqe_comp_en) return lab_unsupported("compressed completions of a ConnectX");
     if (request.flags & ~(uint32_t)MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX)
         return lab_unsupported("flags 0x%x of a completion queue of a ConnectX", request.flags);
-    if (ring_check(request.buf_addr, (uint64_t)n * request.cqe_size) || ring_check(request.db_addr, 8)) return EINVAL;
+    if (ring_check(request.buf_addr, (uint64_t)n * request.cqe_size) || ring_check(request.db_addr, 8)) return EFAULT;
     struct mlx5_cq *cq = malloc(sizeof *cq);
     if (!cq) return ENOMEM;
     *cq = (struct mlx5_cq){.entries = pointer(request.buf_addr),
@@ -120,7 +119,7 @@ static int resize_cq(lab_cq *lab, uint32_t entries, struct lab_call *call) {
     struct mlx5_cq *cq = lab->model_data;
     lab_request(call, &request, sizeof request);
     const uint32_t n = power_of_two(entries + 1);
-    if (request.cqe_size != cq->size || ring_check(request.buf_addr, (uint64_t)n * cq->size)) return EINVAL;
+    if (request.cqe_size != cq->size || ring_check(request.buf_addr, (uint64_t)n * cq->size)) return EFAULT;
     if (entries < mlx5_cq_used(lab)) return EINVAL;
     mlx5_move(cq, pointer(request.buf_addr), n);
     lab->entries = entries;
@@ -138,7 +137,7 @@ static int create_srq(lab_srq *lab, struct lab_call *call) {
     if (request.flags) return lab_unsupported("signatures of work queue entries (MLX5_SRQ_SIGNATURE)");
     const uint32_t n = power_of_two(lab->max_wr + 1);
     const uint32_t stride = power_of_two((1 + lab->max_sge) * MLX5_UNIT < 32 ? 32 : (1 + lab->max_sge) * MLX5_UNIT);
-    if (ring_check(request.buf_addr, (uint64_t)n * stride) || ring_check(request.db_addr, 4)) return EINVAL;
+    if (ring_check(request.buf_addr, (uint64_t)n * stride) || ring_check(request.db_addr, 8)) return EFAULT;
     struct mlx5_srq *srq = malloc(sizeof *srq);
     if (!srq) return ENOMEM;
     *srq = (struct mlx5_srq){.entries = pointer(request.buf_addr),
@@ -169,7 +168,7 @@ static int create_qp(lab_qp *lab, struct lab_call *call) {
     if (receives && (request.rq_wqe_shift < 4 || request.rq_wqe_shift > 9)) return EINVAL;
     const uint64_t receive_bytes = (uint64_t)receives << request.rq_wqe_shift;
     if (ring_check(request.buf_addr, receive_bytes + (uint64_t)sends * MLX5_BLOCK) || ring_check(request.db_addr, 8))
-        return EINVAL;
+        return EFAULT;
     struct mlx5_qp *qp = malloc(sizeof *qp);
     if (!qp) return ENOMEM;
     *qp = (struct mlx5_qp){.receives = pointer(request.buf_addr),
