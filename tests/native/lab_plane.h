@@ -20,6 +20,7 @@ static struct {
     enum lab_qp_state from;
 } plane;
 
+uint32_t lab_wanted;
 static struct vnic_region *plane_region = (struct vnic_region *)&plane;
 
 int lab_nic_open(lab_device *device) {
