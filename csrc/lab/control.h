@@ -3,8 +3,8 @@
  * control.h: what the parts of the control path (preload, uverbs, ioctl, objects, events) know of each other.
  *
  * A context is one open file of a device: descriptors made by dup() are the same context, and it ends with the last of
- * them. Its objects have handles in one table of their own, of all kinds, as the kernel has it; a handle of another kind,
- * or of another context, is EINVAL.
+ * them. Its objects have handles in one table of their own, of all kinds, as the kernel has it; a handle of another
+ * kind, or of another context, is EINVAL.
  */
 #ifndef UCCL_EP_LAB_CONTROL_H
 #define UCCL_EP_LAB_CONTROL_H
@@ -25,8 +25,8 @@ enum lab_kind { LAB_PD = 1, LAB_MR, LAB_CQ, LAB_SRQ, LAB_QP, LAB_AH };
 lab_context *lab_context_new(lab_device *device, int fd);
 void lab_context_free(lab_context *context); /* with everything in it, users first */
 
-/* A zeroed object with a handle; NULL: no memory (or none left to number). Numbers and keys are set. The object is found
- * by others only after lab_publish. */
+/* A zeroed object with a handle; NULL: no memory (or none left to number). Numbers and keys are set. The object is
+ * found by others only after lab_publish. */
 void *lab_new(lab_context *context, enum lab_kind kind);
 void lab_publish(lab_context *context, enum lab_kind kind, void *object);
 /* What it was made of may go again. Never fails: EBUSY has been asked before. */
@@ -62,7 +62,8 @@ void lab_trap_chain(const struct sigaction *action, struct sigaction *old);
 void lab_trap_unmapped(uintptr_t start, size_t bytes);
 void lab_traps_forget(void);
 
-/* ------------------------------------------------------------------------------------------------- uverbs.c, ioctl.c */
+/* ------------------------------------------------------------------------------------------------- uverbs.c, ioctl.c
+ */
 
 /* The answer to write() and ioctl() of a device: >= 0, or a negative errno. With lab_lock held. */
 ssize_t lab_uverbs_write(lab_context *context, const void *bytes, size_t n);

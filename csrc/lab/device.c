@@ -62,7 +62,8 @@ uint32_t lab_qp_bits(const lab_device *device) {
     return device->model->qpn_bits - 6;
 }
 
-/* ------------------------------------------------------------------------------------------------- what is asked for */
+/* ------------------------------------------------------------------------------------------------- what is asked for
+ */
 
 struct parse {
     const struct lab_model *model;
@@ -115,11 +116,13 @@ static int other_key(void *context, const char *key, const char *value, char *te
     }
     if (!strcmp(key, "fabric")) {
         const size_t n = strlen(value);
-        if (n && n < sizeof p->fabric && strspn(value, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == n) {
+        if (n && n < sizeof p->fabric &&
+            strspn(value, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == n) {
             memcpy(p->fabric, value, n + 1);
             return 1;
         }
-        snprintf(text, 256, "fabric=%.40s: 1 to %zu letters, digits, '.', '_' and '-' are possible", value, sizeof p->fabric - 1);
+        snprintf(text, 256, "fabric=%.40s: 1 to %zu letters, digits, '.', '_' and '-' are possible", value,
+                 sizeof p->fabric - 1);
         return -1;
     }
     return 0;
@@ -163,8 +166,8 @@ static int parse_profile(const char *group, const struct lab_variant *variant, v
     return -1;
 }
 
-/* Locally administered EUI-64; the link-local address is its modified form (RFC 4291, appendix A), the IPv4 address is of
- * 192.0.2.0/24, which is nobody's (RFC 5737). */
+/* Locally administered EUI-64; the link-local address is its modified form (RFC 4291, appendix A), the IPv4 address is
+ * of 192.0.2.0/24, which is nobody's (RFC 5737). */
 static void name_device(lab_device *d) {
     snprintf(d->name, sizeof d->name, "%s%u", d->model->device_name, d->index);
     d->guid = 0x020000fffe000001ull + d->index;

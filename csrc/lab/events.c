@@ -2,9 +2,9 @@
  *
  * events.c: what the program reads from descriptors: completion channels and asynchronous events.
  *
- * Both are pipes. The kernel's descriptors give one event a read(); libibverbs asks for the size of one, so a pipe does the
- * same. A pipe that is full would mean thousands of events that nobody reads: the lab then stops, where hardware would
- * lose nothing and we cannot.
+ * Both are pipes. The kernel's descriptors give one event a read(); libibverbs asks for the size of one, so a pipe does
+ * the same. A pipe that is full would mean thousands of events that nobody reads: the lab then stops, where hardware
+ * would lose nothing and we cannot.
  */
 #include "control.h"
 
@@ -117,14 +117,21 @@ void lab_cq_notify(lab_cq *cq, bool solicited) {
 
 static void count(lab_context *context, enum lab_event event, uint64_t element) {
     switch (event) {
-    case LAB_EVENT_DEVICE_FATAL: return;
-    case LAB_EVENT_CQ_ERR: lab_event_count(context, LAB_CQ, element); return;
-    case LAB_EVENT_SRQ_LIMIT: lab_event_count(context, LAB_SRQ, element); return;
+    case LAB_EVENT_DEVICE_FATAL:
+        return;
+    case LAB_EVENT_CQ_ERR:
+        lab_event_count(context, LAB_CQ, element);
+        return;
+    case LAB_EVENT_SRQ_LIMIT:
+        lab_event_count(context, LAB_SRQ, element);
+        return;
     case LAB_EVENT_QP_FATAL:
     case LAB_EVENT_QP_REQ_ERR:
     case LAB_EVENT_QP_ACCESS_ERR:
     case LAB_EVENT_COMM_EST:
-    case LAB_EVENT_QP_LAST_WQE: lab_event_count(context, LAB_QP, element); return;
+    case LAB_EVENT_QP_LAST_WQE:
+        lab_event_count(context, LAB_QP, element);
+        return;
     }
     lab_die("asynchronous event %d is not known", (int)event);
 }

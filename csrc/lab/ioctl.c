@@ -2,8 +2,8 @@
  *
  * ioctl.c: methods that are called by ioctl() with attributes (rdma/rdma_user_ioctl_cmds.h, ib_user_ioctl_cmds.h).
  *
- * libibverbs asks by ioctl first and, told EPROTONOSUPPORT, writes the command instead: what has a written form is therefore
- * refused so, without a word. Here is what has none.
+ * libibverbs asks by ioctl first and, told EPROTONOSUPPORT, writes the command instead: what has a written form is
+ * therefore refused so, without a word. Here is what has none.
  */
 #include <errno.h>
 #include <rdma/ib_user_ioctl_cmds.h>
@@ -16,7 +16,8 @@
 
 #define MAX_ATTRIBUTES 64u
 
-/* -------------------------------------------------------------------------------------------------------- attributes */
+/* -------------------------------------------------------------------------------------------------------- attributes
+ */
 
 const struct ib_uverbs_attr *lab_attribute(const void *attributes, uint16_t id) {
     const struct ib_uverbs_ioctl_hdr *head = attributes;
@@ -77,7 +78,8 @@ static struct lab_call vendor(const void *attributes) {
     return call;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- device */
+/* ------------------------------------------------------------------------------------------------------------- device
+ */
 
 static int query_port(lab_context *context, void *attributes) {
     struct ib_uverbs_query_port_resp_ex reply = {0};
@@ -91,10 +93,10 @@ static int query_port(lab_context *context, void *attributes) {
 static struct ib_uverbs_gid_entry gid_entry(const lab_device *device, uint32_t index) {
     struct ib_uverbs_query_port_resp port = {.link_layer = 2};
     if (device->model->query_port) device->model->query_port(device, &port);
-    struct ib_uverbs_gid_entry entry = {
-        .gid_index = index,
-        .port_num = 1,
-        .gid_type = port.link_layer == 2 ? IB_UVERBS_GID_TYPE_ROCE_V2 : IB_UVERBS_GID_TYPE_IB};
+    struct ib_uverbs_gid_entry entry = {.gid_index = index,
+                                        .port_num = 1,
+                                        .gid_type =
+                                            port.link_layer == 2 ? IB_UVERBS_GID_TYPE_ROCE_V2 : IB_UVERBS_GID_TYPE_IB};
     memcpy(entry.gid, &device->gid[index], sizeof device->gid[index]);
     return entry;
 }
@@ -128,7 +130,8 @@ static int query_gid_table(lab_context *context, void *attributes) {
     return bytes_out(attributes, UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &n, sizeof n);
 }
 
-/* --------------------------------------------------------------------------------------------------------------- memory */
+/* ---------------------------------------------------------------------------------------------------------------
+ * memory */
 
 static int reg_dmabuf_mr(lab_context *context, void *attributes) {
     struct lab_registration wanted = {0};
@@ -170,14 +173,16 @@ static int query_context(lab_context *context, void *attributes) {
     const uint32_t vectors = 1;
     const uint64_t support = 0;
     if (context->device->model->method) {
-        const int error = context->device->model->method(context, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT, attributes);
+        const int error =
+            context->device->model->method(context, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT, attributes);
         if (error) return error;
     }
     const int error = bytes_out(attributes, UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &vectors, sizeof vectors);
     return error ? error : bytes_out(attributes, UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &support, sizeof support);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- the methods */
+/* ---------------------------------------------------------------------------------------------------------- the
+ * methods */
 
 enum { NEWER_QUERY_PORT_SPEED = 7, NEWER_DEVICE_8 = 8, NEWER_REG_MR = 5 };
 

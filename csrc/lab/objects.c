@@ -113,7 +113,8 @@ void lab_objects_forget(void) {
     qps = mrs = ahs = (struct numbers){0};
 }
 
-/* --------------------------------------------------------------------------------------------------------- the table */
+/* --------------------------------------------------------------------------------------------------------- the table
+ */
 
 static struct entry *entry_of(lab_context *context, uint32_t handle) {
     struct context *c = of(context);
@@ -139,24 +140,36 @@ static int handle_take(struct context *c, enum lab_kind kind, void *object, uint
 
 static size_t size_of(enum lab_kind kind) {
     switch (kind) {
-    case LAB_PD: return sizeof(lab_pd);
-    case LAB_MR: return sizeof(lab_mr);
-    case LAB_CQ: return sizeof(lab_cq);
-    case LAB_SRQ: return sizeof(lab_srq);
-    case LAB_QP: return sizeof(lab_qp);
-    case LAB_AH: return sizeof(lab_ah);
+    case LAB_PD:
+        return sizeof(lab_pd);
+    case LAB_MR:
+        return sizeof(lab_mr);
+    case LAB_CQ:
+        return sizeof(lab_cq);
+    case LAB_SRQ:
+        return sizeof(lab_srq);
+    case LAB_QP:
+        return sizeof(lab_qp);
+    case LAB_AH:
+        return sizeof(lab_ah);
     }
     abort();
 }
 
 static uint32_t handle_of(enum lab_kind kind, const void *object) {
     switch (kind) {
-    case LAB_PD: return ((const lab_pd *)object)->handle;
-    case LAB_MR: return ((const lab_mr *)object)->handle;
-    case LAB_CQ: return ((const lab_cq *)object)->handle;
-    case LAB_SRQ: return ((const lab_srq *)object)->handle;
-    case LAB_QP: return ((const lab_qp *)object)->handle;
-    case LAB_AH: return ((const lab_ah *)object)->handle;
+    case LAB_PD:
+        return ((const lab_pd *)object)->handle;
+    case LAB_MR:
+        return ((const lab_mr *)object)->handle;
+    case LAB_CQ:
+        return ((const lab_cq *)object)->handle;
+    case LAB_SRQ:
+        return ((const lab_srq *)object)->handle;
+    case LAB_QP:
+        return ((const lab_qp *)object)->handle;
+    case LAB_AH:
+        return ((const lab_ah *)object)->handle;
     }
     abort();
 }
@@ -283,10 +296,14 @@ void lab_use(lab_context *context, uint32_t handle, int change) {
 
 static uint64_t user_handle(enum lab_kind kind, const void *object) {
     switch (kind) {
-    case LAB_CQ: return ((const lab_cq *)object)->user_handle;
-    case LAB_SRQ: return ((const lab_srq *)object)->user_handle;
-    case LAB_QP: return ((const lab_qp *)object)->user_handle;
-    default: abort();
+    case LAB_CQ:
+        return ((const lab_cq *)object)->user_handle;
+    case LAB_SRQ:
+        return ((const lab_srq *)object)->user_handle;
+    case LAB_QP:
+        return ((const lab_qp *)object)->user_handle;
+    default:
+        abort();
     }
 }
 
@@ -338,7 +355,8 @@ lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid) {
     return NULL;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- the end */
+/* ----------------------------------------------------------------------------------------------------------- the end
+ */
 
 static void end_mr(lab_context *context, lab_mr *mr) {
     lab_region_remove(mr);
@@ -369,12 +387,23 @@ int lab_destroy(lab_context *context, enum lab_kind kind, uint32_t handle) {
     if (!object) return EINVAL;
     if (lab_users(context, handle)) return EBUSY;
     switch (kind) {
-    case LAB_PD: break;
-    case LAB_MR: end_mr(context, object); break;
-    case LAB_CQ: end_cq(context, object); break;
-    case LAB_SRQ: end_srq(context, object); break;
-    case LAB_QP: end_qp(context, object); break;
-    case LAB_AH: lab_use(context, ((lab_ah *)object)->pd->handle, -1); break;
+    case LAB_PD:
+        break;
+    case LAB_MR:
+        end_mr(context, object);
+        break;
+    case LAB_CQ:
+        end_cq(context, object);
+        break;
+    case LAB_SRQ:
+        end_srq(context, object);
+        break;
+    case LAB_QP:
+        end_qp(context, object);
+        break;
+    case LAB_AH:
+        lab_use(context, ((lab_ah *)object)->pd->handle, -1);
+        break;
     }
     lab_free(context, kind, object);
     return 0;
@@ -382,8 +411,8 @@ int lab_destroy(lab_context *context, enum lab_kind kind, uint32_t handle) {
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
-/* A registration pins its pages: memory that is not there is refused when it is made, not found out by the NIC's thread.
- * /proc says what is mapped, and how, without touching it. */
+/* A registration pins its pages: memory that is not there is refused when it is made, not found out by the NIC's
+ * thread. /proc says what is mapped, and how, without touching it. */
 int lab_memory_check(uint64_t start, uint64_t length, bool writable) {
     if (!length || start + length < start) return EINVAL;
     FILE *maps = fopen("/proc/self/maps", "re");

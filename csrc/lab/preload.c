@@ -2,13 +2,14 @@
  *
  * preload.c: the functions of the C library that a program uses on a device, before the C library's own.
  *
- * A device that is open is a descriptor of a sealed, empty memory file: a real one, so that dup(), fcntl(), poll() and exec()
- * do with it what they do. A table by descriptor says which are ours; everything else goes to the next definition of the
- * function unchanged: one load more, no lock, no allocation. The table is believed only if the descriptor is still that
- * file, since system calls that do not come through here (close_range, an io_uring) may have put another in its place.
+ * A device that is open is a descriptor of a sealed, empty memory file: a real one, so that dup(), fcntl(), poll() and
+ * exec() do with it what they do. A table by descriptor says which are ours; everything else goes to the next
+ * definition of the function unchanged: one load more, no lock, no allocation. The table is believed only if the
+ * descriptor is still that file, since system calls that do not come through here (close_range, an io_uring) may have
+ * put another in its place.
  *
- * After fork() a device is the parent's: in the child its descriptors answer EIO. A child that shares the parent's memory
- * (vfork) may close them, which then says nothing about the parent's.
+ * After fork() a device is the parent's: in the child its descriptors answer EIO. A child that shares the parent's
+ * memory (vfork) may close them, which then says nothing about the parent's.
  */
 #undef _FORTIFY_SOURCE
 #include <dlfcn.h>
@@ -30,7 +31,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* ---------------------------------------------------------------------------------------------- what comes behind us */
+/* ---------------------------------------------------------------------------------------------- what comes behind us
+ */
 
 /* Found when it is first needed, which may be before our constructor: other libraries' come first. */
 static void *next(_Atomic(void *) *slot, const char *name) {
@@ -73,7 +75,7 @@ static struct device_fd {
     lab_context *context;
     ino_t file;
 } opened[LAB_MAX_FDS];
-static uint32_t fds_top; /* above it there is none */
+static uint32_t fds_top;    /* above it there is none */
 static _Atomic pid_t owner; /* of what the table says */
 
 static pid_t process(void) {
@@ -181,8 +183,8 @@ static int open_device(lab_device *device, int flags) {
     int fd = memfd_create(device->name, MFD_ALLOW_SEALING | (flags & O_CLOEXEC ? MFD_CLOEXEC : 0));
     if (fd < 0) return -1;
     /* A process that gets it by other ways, without us, finds that nothing can be written or mapped. */
-    if (real_fcntl()(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) || raw_fstat(fd, &about) ||
-        fd >= (int)LAB_MAX_FDS) {
+    if (real_fcntl()(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) ||
+        raw_fstat(fd, &about) || fd >= (int)LAB_MAX_FDS) {
         const int error = fd >= (int)LAB_MAX_FDS ? EMFILE : errno;
         real_close()(fd);
         errno = error;
@@ -324,7 +326,8 @@ STATS_(, struct stat)
 STATS_(64, struct stat64)
 #undef STATS_
 
-/* ------------------------------------------------------------------------------------------------- write, ioctl, mmap */
+/* ------------------------------------------------------------------------------------------------- write, ioctl, mmap
+ */
 
 EXPORT ssize_t write(int fd, const void *bytes, size_t n) {
     if (!ours(fd)) return real_write()(fd, bytes, n);
@@ -399,7 +402,8 @@ EXPORT int munmap(void *at, size_t bytes) {
     return real_munmap()(at, bytes);
 }
 
-/* ------------------------------------------------------------------------------------------------------ close and dup */
+/* ------------------------------------------------------------------------------------------------------ close and dup
+ */
 
 bool lab_netlink_close(int fd) __attribute__((weak)); /* netlink.c: forgets the descriptor */
 
@@ -466,7 +470,8 @@ EXPORT int fcntl64(int fd, int command, ...) {
     return fcntl(fd, command, argument);
 }
 
-/* -------------------------------------------------------------------------------------------------- SIGSEGV is shared */
+/* -------------------------------------------------------------------------------------------------- SIGSEGV is shared
+ */
 
 EXPORT int sigaction(int number, const struct sigaction *action, struct sigaction *old) {
     if (number != SIGSEGV || !lab_trapping()) return real_sigaction()(number, action, old);
@@ -482,7 +487,8 @@ EXPORT void (*signal(int number, void (*handler)(int)))(int) {
     return old.sa_handler;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- fork */
+/* -------------------------------------------------------------------------------------------------------------- fork
+ */
 
 static void in_child(void) {
     uint32_t n;
@@ -507,6 +513,7 @@ __attribute__((constructor)) static void begin(void) {
     atomic_store(&owner, process());
     /* What may be called in a signal handler is looked up here. */
     real_open(), real_openat(), real_write(), real_ioctl(), real_mmap(), real_munmap(), real_close();
-    real_dup(), real_dup2(), real_dup3(), real_fcntl(), real_access(), real_faccessat(), real_sigaction(), real_signal();
+    real_dup(), real_dup2(), real_dup3(), real_fcntl(), real_access(), real_faccessat(), real_sigaction(),
+        real_signal();
     pthread_atfork(NULL, NULL, in_child);
 }

@@ -2,8 +2,8 @@
  *
  * qp.c: queue pairs: made, led through their states, asked.
  *
- * What a change of state needs and may have is of the InfiniBand specification, volume 1, 10.3 and 11.2.5 (QP states), as
- * the kernel asks for it.
+ * What a change of state needs and may have is of the InfiniBand specification, volume 1, 10.3 and 11.2.5 (QP states),
+ * as the kernel asks for it.
  */
 #include <errno.h>
 #include <string.h>
@@ -13,10 +13,28 @@
 /* enum ib_uverbs_qp_type, ib_qp_attr_mask */
 enum { TYPE_RC = 2, TYPE_UC = 3, TYPE_UD = 4, TYPE_DRIVER = 0xff };
 enum {
-    STATE = 1, CUR_STATE = 1 << 1, SQD_NOTIFY = 1 << 2, ACCESS = 1 << 3, PKEY = 1 << 4, PORT = 1 << 5, QKEY = 1 << 6,
-    AV = 1 << 7, PATH_MTU = 1 << 8, TIMEOUT = 1 << 9, RETRY = 1 << 10, RNR_RETRY = 1 << 11, RQ_PSN = 1 << 12,
-    RD_ATOMIC = 1 << 13, ALT_PATH = 1 << 14, MIN_RNR = 1 << 15, SQ_PSN = 1 << 16, DEST_RD_ATOMIC = 1 << 17,
-    PATH_MIG = 1 << 18, CAP = 1 << 19, DEST_QPN = 1 << 20, RATE_LIMIT = 1 << 25,
+    STATE = 1,
+    CUR_STATE = 1 << 1,
+    SQD_NOTIFY = 1 << 2,
+    ACCESS = 1 << 3,
+    PKEY = 1 << 4,
+    PORT = 1 << 5,
+    QKEY = 1 << 6,
+    AV = 1 << 7,
+    PATH_MTU = 1 << 8,
+    TIMEOUT = 1 << 9,
+    RETRY = 1 << 10,
+    RNR_RETRY = 1 << 11,
+    RQ_PSN = 1 << 12,
+    RD_ATOMIC = 1 << 13,
+    ALT_PATH = 1 << 14,
+    MIN_RNR = 1 << 15,
+    SQ_PSN = 1 << 16,
+    DEST_RD_ATOMIC = 1 << 17,
+    PATH_MIG = 1 << 18,
+    CAP = 1 << 19,
+    DEST_QPN = 1 << 20,
+    RATE_LIMIT = 1 << 25,
     ALL = (1 << 21) - 1
 };
 
@@ -27,7 +45,8 @@ struct qp_wanted {
     uint8_t all_signalled, type, is_srq;
 };
 
-/* ---------------------------------------------------------------------------------------------------------- creation */
+/* ---------------------------------------------------------------------------------------------------------- creation
+ */
 
 static int limits_check(const lab_device *device, const struct qp_wanted *w) {
     const vnic_knobs *k = &device->knobs;
@@ -91,9 +110,11 @@ static int make(struct lab_command *c, const struct qp_wanted *w, struct ib_uver
 }
 
 #define WANTED_(in)                                                                                                    \
-    {(in)->user_handle,  (in)->pd_handle,    (in)->send_cq_handle,  (in)->recv_cq_handle, (in)->srq_handle,            \
-     (in)->max_send_wr,  (in)->max_recv_wr,  (in)->max_send_sge,    (in)->max_recv_sge,   (in)->max_inline_data,       \
-     (in)->sq_sig_all,   (in)->qp_type,      (in)->is_srq}
+    {                                                                                                                  \
+        (in)->user_handle, (in)->pd_handle, (in)->send_cq_handle, (in)->recv_cq_handle, (in)->srq_handle,              \
+            (in)->max_send_wr, (in)->max_recv_wr, (in)->max_send_sge, (in)->max_recv_sge, (in)->max_inline_data,       \
+            (in)->sq_sig_all, (in)->qp_type, (in)->is_srq                                                              \
+    }
 
 int lab_create_qp(struct lab_command *c) {
     const struct ib_uverbs_create_qp *in = (const void *)c->in;
@@ -119,7 +140,8 @@ int lab_destroy_qp(struct lab_command *c) {
     return lab_destroy(c->context, LAB_QP, in->qp_handle);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ states */
+/* ------------------------------------------------------------------------------------------------------------ states
+ */
 
 static const struct step {
     uint8_t from, to;
@@ -168,7 +190,8 @@ static int values_check(const lab_qp *qp, const struct ib_uverbs_modify_qp *in) 
     const uint32_t mask = in->attr_mask;
     if (mask & PORT && in->port_num != 1) return EINVAL;
     if (mask & PKEY && in->pkey_index) return EINVAL;
-    if (mask & AV && (!in->dest.is_global || in->dest.sgid_index >= device->gids || in->dest.port_num != 1)) return EINVAL;
+    if (mask & AV && (!in->dest.is_global || in->dest.sgid_index >= device->gids || in->dest.port_num != 1))
+        return EINVAL;
     if (mask & PATH_MTU && (!in->path_mtu || in->path_mtu > device->active_mtu)) return EINVAL;
     if (mask & DEST_QPN && in->dest_qp_num >> 24) return EINVAL;
     if ((mask & TIMEOUT && in->timeout > 31) || (mask & RETRY && in->retry_cnt > 7) ||

@@ -106,7 +106,8 @@ static uint32_t address_bytes(const uint8_t *modrm) {
     return n + (mod == 1 ? 1 : mod == 2 ? 4 : 0);
 }
 
-/* MOV of a general register or an immediate to memory, and MOVNTI: what compilers make of a store to a register page. */
+/* MOV of a general register or an immediate to memory, and MOVNTI: what compilers make of a store to a register page.
+ */
 static bool decode(const ucontext_t *c, struct decoded *d) {
     const uint8_t *const start = (const uint8_t *)(uintptr_t)c->uc_mcontext.gregs[REG_RIP], *at = start;
     bool word = false;
@@ -164,8 +165,8 @@ static uint32_t instruction(const ucontext_t *c) {
 /* STR, STUR and STLR of a general register (Arm ARM, C4.1: loads and stores); those with write-back move the base. */
 static bool decode(const ucontext_t *c, struct decoded *d) {
     const uint32_t i = instruction(c);
-    const bool offset = (i & 0x3fc00000) == 0x39000000, other = (i & 0x3fe00000) == 0x38000000 ||
-                                                              (i & 0x3fe00c00) == 0x38200800,
+    const bool offset = (i & 0x3fc00000) == 0x39000000,
+               other = (i & 0x3fe00000) == 0x38000000 || (i & 0x3fe00c00) == 0x38200800,
                release = (i & 0x3ffffc00) == 0x089ffc00;
     if (!offset && !other && !release) return false;
     d->width = 1u << (i >> 30);
@@ -209,13 +210,15 @@ static bool is_store(const ucontext_t *c) {
 
 #endif
 
-/* ------------------------------------------------------------------------------------------------------- the handler */
+/* ------------------------------------------------------------------------------------------------------- the handler
+ */
 
 static void not_ours(int number, siginfo_t *info, void *context) {
     if (before.sa_flags & SA_SIGINFO) {
         before.sa_sigaction(number, info, context);
     } else if (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN) {
-        /* A fault that is ignored comes again: the default it is. It is raised anew by going back to the instruction. */
+        /* A fault that is ignored comes again: the default it is. It is raised anew by going back to the instruction.
+         */
         const struct sigaction end = {.sa_handler = SIG_DFL};
         installed = false;
         sigaction(number, &end, NULL);
@@ -236,13 +239,14 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     if (!t) {
         not_ours(number, info, context);
     } else if (!is_store(context) || !decode(context, &d)) {
-        static const char text[] =
-            "uccl-ep lab: an access to a doorbell page that is no plain store of a general register: it cannot be taken\n";
+        static const char text[] = "uccl-ep lab: an access to a doorbell page that is no plain store of a general "
+                                   "register: it cannot be taken\n";
         if (write(STDERR_FILENO, text, sizeof text - 1) < 0) abort();
         abort();
     } else {
         if (d.width < 8) d.value &= (1ull << 8 * d.width) - 1;
-        put(t->context, t->page, (uint32_t)(at - atomic_load_explicit(&t->base, memory_order_relaxed)), d.value, d.width);
+        put(t->context, t->page, (uint32_t)(at - atomic_load_explicit(&t->base, memory_order_relaxed)), d.value,
+            d.width);
         step(context, &d);
     }
     errno = error;

@@ -2,10 +2,10 @@
  *
  * uverbs.c: commands that are written to the device (rdma/ib_user_verbs.h).
  *
- * A command is a header, a core structure and what the vendor's library adds; its reply likewise, at the address that it
- * names. In the first form the header counts words of 4 bytes and the core structure has its size; in the extended one
- * words of 8 bytes, and the core structure may be shorter (zeroes follow) or longer (only zeroes may) than ours. A reply is
- * cut to the room that there is.
+ * A command is a header, a core structure and what the vendor's library adds; its reply likewise, at the address that
+ * it names. In the first form the header counts words of 4 bytes and the core structure has its size; in the extended
+ * one words of 8 bytes, and the core structure may be shorter (zeroes follow) or longer (only zeroes may) than ours. A
+ * reply is cut to the room that there is.
  */
 #include "uverbs.h"
 
@@ -16,7 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ------------------------------------------------------------------------------------------------------ the vendor's */
+/* ------------------------------------------------------------------------------------------------------ the vendor's
+ */
 
 void lab_reply(struct lab_call *call, const void *reply, size_t bytes) {
     const size_t n = bytes < call->out_room ? bytes : call->out_room;
@@ -30,7 +31,8 @@ void lab_request(const struct lab_call *call, void *request, size_t bytes) {
     if (n) memcpy(request, call->in, n);
 }
 
-/* ---------------------------------------------------------------------------------------------------- device and port */
+/* ---------------------------------------------------------------------------------------------------- device and port
+ */
 
 int lab_nic_ready(lab_context *context) {
     return context->device->nic ? 0 : lab_nic_open(context->device);
@@ -142,7 +144,8 @@ static int get_context(struct lab_command *c) {
     return 0;
 }
 
-/* -------------------------------------------------------------------------------------- protection domains and memory */
+/* -------------------------------------------------------------------------------------- protection domains and memory
+ */
 
 static int alloc_pd(struct lab_command *c) {
     struct ib_uverbs_alloc_pd_resp *out = (void *)c->out;
@@ -164,8 +167,17 @@ static int dealloc_pd(struct lab_command *c) {
 }
 
 /* enum ib_uverbs_access_flags */
-enum { LOCAL_WRITE = 1, REMOTE_WRITE = 2, REMOTE_READ = 4, REMOTE_ATOMIC = 8, MW_BIND = 0x10, ZERO_BASED = 0x20,
-       ON_DEMAND = 0x40, HUGETLB = 0x80, OPTIONAL = 0x3ff00000 };
+enum {
+    LOCAL_WRITE = 1,
+    REMOTE_WRITE = 2,
+    REMOTE_READ = 4,
+    REMOTE_ATOMIC = 8,
+    MW_BIND = 0x10,
+    ZERO_BASED = 0x20,
+    ON_DEMAND = 0x40,
+    HUGETLB = 0x80,
+    OPTIONAL = 0x3ff00000
+};
 
 static int access_check(const lab_device *device, uint32_t access) {
     if (access & ~(uint32_t)(OPTIONAL | 0xff)) return EINVAL;
@@ -249,7 +261,8 @@ static int dereg_mr(struct lab_command *c) {
     return lab_destroy(c->context, LAB_MR, ((const struct ib_uverbs_dereg_mr *)c->in)->mr_handle);
 }
 
-/* ------------------------------------------------------------------------------------------------- completion queues */
+/* ------------------------------------------------------------------------------------------------- completion queues
+ */
 
 static int create_channel(struct lab_command *c) {
     struct ib_uverbs_create_comp_channel_resp *out = (void *)c->out;
@@ -335,7 +348,8 @@ static int destroy_cq(struct lab_command *c) {
     return lab_destroy(c->context, LAB_CQ, in->cq_handle);
 }
 
-/* ------------------------------------------------------------------------------------------------------ shared receives */
+/* ------------------------------------------------------------------------------------------------------ shared
+ * receives */
 
 struct srq_wanted {
     uint64_t user_handle;
@@ -436,7 +450,8 @@ static int destroy_ah(struct lab_command *c) {
     return lab_destroy(c->context, LAB_AH, ((const struct ib_uverbs_destroy_ah *)c->in)->ah_handle);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the commands */
+/* ------------------------------------------------------------------------------------------------------- the commands
+ */
 
 static const struct command {
     uint8_t number;
@@ -445,7 +460,8 @@ static const struct command {
     int (*run)(struct lab_command *c);
     const char *name;
 } commands[] = {
-#define ROW_(number, ex, replies, in, out, run) {IB_USER_VERBS_CMD_##number, ex, replies, in, out, run, #number}
+#define ROW_(number, ex, replies, in, out, run)                                                                        \
+    { IB_USER_VERBS_CMD_##number, ex, replies, in, out, run, #number }
 #define PLAIN_(number, in, out, run) ROW_(number, false, true, sizeof(struct in), sizeof(struct out), run)
 #define QUIET_(number, in, run) ROW_(number, false, false, sizeof(struct in), 0, run)
 #define EXTENDED_(number, in, out, run) ROW_(number, true, true, sizeof(struct in), sizeof(struct out), run)
@@ -457,8 +473,7 @@ static const struct command {
     QUIET_(DEALLOC_PD, ib_uverbs_dealloc_pd, dealloc_pd),
     PLAIN_(CREATE_AH, ib_uverbs_create_ah, ib_uverbs_create_ah_resp, create_ah),
     QUIET_(DESTROY_AH, ib_uverbs_destroy_ah, destroy_ah),
-    PLAIN_(REG_MR, ib_uverbs_reg_mr, ib_uverbs_reg_mr_resp, reg_mr),
-    QUIET_(DEREG_MR, ib_uverbs_dereg_mr, dereg_mr),
+    PLAIN_(REG_MR, ib_uverbs_reg_mr, ib_uverbs_reg_mr_resp, reg_mr), QUIET_(DEREG_MR, ib_uverbs_dereg_mr, dereg_mr),
     PLAIN_(CREATE_COMP_CHANNEL, ib_uverbs_create_comp_channel, ib_uverbs_create_comp_channel_resp, create_channel),
     PLAIN_(CREATE_CQ, ib_uverbs_create_cq, ib_uverbs_create_cq_resp, create_cq),
     PLAIN_(RESIZE_CQ, ib_uverbs_resize_cq, ib_uverbs_resize_cq_resp, resize_cq),
@@ -478,9 +493,10 @@ static const struct command {
     EXTENDED_(CREATE_QP, ib_uverbs_ex_create_qp, ib_uverbs_ex_create_qp_resp, lab_ex_create_qp),
     EXTENDED_(MODIFY_QP, ib_uverbs_ex_modify_qp, ib_uverbs_ex_modify_qp_resp, lab_ex_modify_qp),
     /* What the lab lacks, by name. */
-    NONE_(MODIFY_AH), NONE_(QUERY_AH), NONE_(REG_SMR), NONE_(REREG_MR), NONE_(QUERY_MR), NONE_(ALLOC_MW), NONE_(BIND_MW),
-    NONE_(DEALLOC_MW), NONE_(POLL_CQ), NONE_(PEEK_CQ), NONE_(POST_SEND), NONE_(POST_RECV), NONE_(ATTACH_MCAST),
-    NONE_(DETACH_MCAST), NONE_(POST_SRQ_RECV), NONE_(OPEN_XRCD), NONE_(CLOSE_XRCD), NONE_(OPEN_QP)};
+    NONE_(MODIFY_AH), NONE_(QUERY_AH), NONE_(REG_SMR), NONE_(REREG_MR), NONE_(QUERY_MR), NONE_(ALLOC_MW),
+    NONE_(BIND_MW), NONE_(DEALLOC_MW), NONE_(POLL_CQ), NONE_(PEEK_CQ), NONE_(POST_SEND), NONE_(POST_RECV),
+    NONE_(ATTACH_MCAST), NONE_(DETACH_MCAST), NONE_(POST_SRQ_RECV), NONE_(OPEN_XRCD), NONE_(CLOSE_XRCD),
+    NONE_(OPEN_QP)};
 
 static const struct command *command_of(uint32_t number, bool extended) {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
@@ -488,7 +504,8 @@ static const struct command *command_of(uint32_t number, bool extended) {
     return NULL;
 }
 
-_Static_assert(sizeof(struct ib_uverbs_ex_create_qp) <= LAB_CORE_BYTES && sizeof(struct ib_uverbs_query_qp_resp) <= LAB_CORE_BYTES &&
+_Static_assert(sizeof(struct ib_uverbs_ex_create_qp) <= LAB_CORE_BYTES &&
+                   sizeof(struct ib_uverbs_query_qp_resp) <= LAB_CORE_BYTES &&
                    sizeof(struct ib_uverbs_ex_query_device_resp) <= LAB_CORE_BYTES,
                "core structures fit");
 
@@ -532,8 +549,10 @@ static int run_extended(const struct command *what, struct lab_command *c, const
     memcpy(c->in, bytes, known);
     if ((room || more->provider_out_words) && !more->response) return EFAULT;
     uint8_t *out = (uint8_t *)(uintptr_t)more->response;
-    c->call = (struct lab_call){
-        .in = bytes + core, .in_bytes = vendor, .out = out ? out + room : NULL, .out_room = more->provider_out_words * 8u};
+    c->call = (struct lab_call){.in = bytes + core,
+                                .in_bytes = vendor,
+                                .out = out ? out + room : NULL,
+                                .out_room = more->provider_out_words * 8u};
     return run(what, c, out, room);
 }
 

@@ -13,7 +13,7 @@
 
 struct lab_command {
     lab_context *context;
-    struct lab_call call; /* the vendor's part */
+    struct lab_call call;                   /* the vendor's part */
     _Alignas(8) uint8_t in[LAB_CORE_BYTES]; /* the core structure; zeroes where the program's is shorter */
     _Alignas(8) uint8_t out[LAB_CORE_BYTES];
 };

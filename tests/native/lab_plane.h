@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lab_plane.h: a NIC's thread for tests of the lab's control path and models: none at all. What the thread would do is done
- * when the test says so, in this process, in order. And commands, written as a library writes them.
+ * lab_plane.h: a NIC's thread for tests of the lab's control path and models: none at all. What the thread would do is
+ * done when the test says so, in this process, in order. And commands, written as a library writes them.
  *
  * Included once by a test that is linked with the lab without nic.c, flow.c, ghost.c, wire.c and preload.c.
  */
@@ -72,7 +72,8 @@ void lab_flow_close(lab_qp *qp) {
     plane.flows--;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- commands */
+/* ---------------------------------------------------------------------------------------------------------- commands
+ */
 
 /* What is written: 1 for the first form, else the extended one. Returns what write() would: bytes, or -errno. */
 struct plane_command {

@@ -34,8 +34,8 @@ static int query_device(lab_device *device, struct ib_uverbs_ex_query_device_res
     return 0;
 }
 
-/* Completions carry the program's own index (version 1), and queue pairs share its doorbell pages. What is not offered: an
- * adapter's clock, DEVX, ECE, inline scatter. */
+/* Completions carry the program's own index (version 1), and queue pairs share its doorbell pages. What is not offered:
+ * an adapter's clock, DEVX, ECE, inline scatter. */
 static int open_context(lab_context *context, struct lab_call *call) {
     struct mlx5_ib_alloc_ucontext_req_v2 request;
     lab_request(call, &request, sizeof request);
@@ -86,7 +86,8 @@ static void *pointer(uint64_t address) {
     return (void *)(uintptr_t)address;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- queues */
+/* ------------------------------------------------------------------------------------------------------------- queues
+ */
 
 /* The library asks for one entry less than it has made room for: its ring is full only when one more is left. */
 static int create_cq(lab_cq *lab, struct lab_call *call) {
@@ -107,7 +108,8 @@ static int create_cq(lab_cq *lab, struct lab_call *call) {
                            .size = request.cqe_size,
                            .arm = MLX5_NEVER,
                            .fired = 4};
-    /* The first arming is a zero, as the record is: only another number tells them apart. The library never reads it. */
+    /* The first arming is a zero, as the record is: only another number tells them apart. The library never reads it.
+     */
     __atomic_store_n(&cq->doorbell[1], MLX5_NEVER, __ATOMIC_RELEASE);
     lab->model_data = cq;
     lab_reply(call, &reply, sizeof reply);
@@ -160,7 +162,8 @@ static int create_qp(lab_qp *lab, struct lab_call *call) {
     const struct mlx5_ib_create_qp_resp reply = {.bfreg_index = 1};
     const uint32_t harmless = MLX5_QP_FLAG_SCATTER_CQE | MLX5_QP_FLAG_ALLOW_SCATTER_CQE | MLX5_QP_FLAG_BFREG_INDEX |
                               MLX5_QP_FLAG_UAR_PAGE_INDEX;
-    if (request.flags & MLX5_QP_FLAG_SIGNATURE) return lab_unsupported("signatures of work queue entries (MLX5_QP_SIGNATURE)");
+    if (request.flags & MLX5_QP_FLAG_SIGNATURE)
+        return lab_unsupported("signatures of work queue entries (MLX5_QP_SIGNATURE)");
     if (request.flags & ~harmless) return lab_unsupported("flags 0x%x of a queue pair of a ConnectX", request.flags);
     if (lab->type == LAB_SRD) return lab_unsupported("DC queue pairs of a ConnectX");
     const uint32_t receives = lab->srq ? 0 : request.rq_wqe_count, sends = request.sq_wqe_count;
@@ -205,7 +208,8 @@ static int create_ah(lab_ah *ah, struct lab_call *call) {
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- pages and the rest */
+/* ------------------------------------------------------------------------------------------------- pages and the rest
+ */
 
 /* Bits 8 to 15 of the page number are a command. Stores to doorbell pages go nowhere. */
 static int map(lab_context *context, uint64_t offset, size_t bytes, int protection, void **address) {

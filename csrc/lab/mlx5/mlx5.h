@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mlx5.h: a ConnectX as libmlx5 sees it. Layouts: rdma-core, providers/mlx5 (mlx5dv.h, wqe.h); all numbers in queues are
- * big-endian.
+ * mlx5.h: a ConnectX as libmlx5 sees it. Layouts: rdma-core, providers/mlx5 (mlx5dv.h, wqe.h); all numbers in queues
+ * are big-endian.
  */
 #ifndef UCCL_EP_LAB_MLX5_H
 #define UCCL_EP_LAB_MLX5_H
@@ -11,10 +11,10 @@
 
 #include "lab.h"
 
-#define MLX5_BLOCK 64u        /* a work queue entry takes whole blocks */
-#define MLX5_UNIT 16u         /* and consists of segments of so many bytes */
-#define MLX5_UNITS 63u        /* at most */
-#define MLX5_NO_KEY 0x100u    /* ends a list of pieces that is shorter than its entry */
+#define MLX5_BLOCK 64u         /* a work queue entry takes whole blocks */
+#define MLX5_UNIT 16u          /* and consists of segments of so many bytes */
+#define MLX5_UNITS 63u         /* at most */
+#define MLX5_NO_KEY 0x100u     /* ends a list of pieces that is shorter than its entry */
 #define MLX5_NEVER 0xffffffffu /* no doorbell record reads like this */
 
 struct mlx5_cq {
@@ -31,7 +31,7 @@ struct mlx5_srq {
     uint8_t *entries;
     uint32_t *doorbell; /* receives posted so far, 16 bits */
     uint32_t n, shift;
-    uint32_t index;   /* of the next one: entries are a list */
+    uint32_t index; /* of the next one: entries are a list */
     uint16_t taken;
 };
 

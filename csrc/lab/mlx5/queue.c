@@ -8,13 +8,27 @@
 #include "mlx5.h"
 
 enum {
-    NOP = 0x00, WRITE = 0x08, WRITE_IMM = 0x09, SEND = 0x0a, SEND_IMM = 0x0b, READ = 0x10, COMPARE_SWAP = 0x11,
+    NOP = 0x00,
+    WRITE = 0x08,
+    WRITE_IMM = 0x09,
+    SEND = 0x0a,
+    SEND_IMM = 0x0b,
+    READ = 0x10,
+    COMPARE_SWAP = 0x11,
     FETCH_ADD = 0x12
 };
-/* Byte 11 of an entry. The fence that verbs ask for is "small and fence"; "initiator small" orders nothing that we have. */
+/* Byte 11 of an entry. The fence that verbs ask for is "small and fence"; "initiator small" orders nothing that we
+ * have. */
 enum { SOLICITED = 2, SIGNALLED = 8, FENCE_MASK = 0xe0, FENCE_INITIATOR_SMALL = 0x20 };
-enum { CQE_REQUEST = 0, CQE_WRITE_IMM = 1, CQE_SEND = 2, CQE_SEND_IMM = 3, CQE_RESIZE = 5, CQE_REQUEST_ERROR = 13,
-       CQE_RESPONSE_ERROR = 14 };
+enum {
+    CQE_REQUEST = 0,
+    CQE_WRITE_IMM = 1,
+    CQE_SEND = 2,
+    CQE_SEND_IMM = 3,
+    CQE_RESIZE = 5,
+    CQE_REQUEST_ERROR = 13,
+    CQE_RESPONSE_ERROR = 14
+};
 #define INLINE 0x80000000u
 
 static uint32_t be32_at(const uint8_t *at) {
@@ -39,7 +53,8 @@ static void put_be16(uint8_t *at, uint16_t v) {
     memcpy(at, &v, sizeof v);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- sends */
+/* ------------------------------------------------------------------------------------------------------------- sends
+ */
 
 static void piece(struct lab_sge *sge, const uint8_t *segment) {
     sge->length = be32_at(segment);
@@ -93,19 +108,33 @@ static const uint8_t *datagram(const lab_qp *qp, const uint8_t *at, const uint8_
 static bool decode(const lab_qp *qp, const uint8_t *entry, uint32_t bytes, struct lab_work *work) {
     const uint8_t *end = entry + bytes, *at = entry + MLX5_UNIT;
     switch (entry[3]) {
-    case NOP: work->opcode = LAB_NOTHING; return true;
+    case NOP:
+        work->opcode = LAB_NOTHING;
+        return true;
     case SEND:
     case SEND_IMM:
         work->opcode = entry[3] == SEND ? LAB_SEND : LAB_SEND_IMM;
         if (qp->type == LAB_UD && bytes < 4 * MLX5_UNIT) return false;
         at = datagram(qp, at, end, work);
         return payload(at, end, work);
-    case WRITE: work->opcode = LAB_WRITE; break;
-    case WRITE_IMM: work->opcode = LAB_WRITE_IMM; break;
-    case READ: work->opcode = LAB_READ; break;
-    case FETCH_ADD: work->opcode = LAB_ADD; return atomic(at, end, work);
-    case COMPARE_SWAP: work->opcode = LAB_SWAP; return atomic(at, end, work);
-    default: lab_unsupported("operation 0x%x of a ConnectX", entry[3]); return false;
+    case WRITE:
+        work->opcode = LAB_WRITE;
+        break;
+    case WRITE_IMM:
+        work->opcode = LAB_WRITE_IMM;
+        break;
+    case READ:
+        work->opcode = LAB_READ;
+        break;
+    case FETCH_ADD:
+        work->opcode = LAB_ADD;
+        return atomic(at, end, work);
+    case COMPARE_SWAP:
+        work->opcode = LAB_SWAP;
+        return atomic(at, end, work);
+    default:
+        lab_unsupported("operation 0x%x of a ConnectX", entry[3]);
+        return false;
     }
     if (!remote(at, end, work) || !payload(at + MLX5_UNIT, end, work)) return false;
     return work->opcode != LAB_READ || !work->inline_bytes;
@@ -140,7 +169,8 @@ bool mlx5_fetch(lab_qp *lab, struct lab_work *work) {
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- receives */
+/* ---------------------------------------------------------------------------------------------------------- receives
+ */
 
 static uint32_t pieces(const uint8_t *at, const uint8_t *end, struct lab_sge *sge) {
     uint32_t n = 0;
@@ -175,7 +205,8 @@ bool mlx5_fetch_shared_receive(lab_srq *lab, struct lab_receive *receive) {
     return true;
 }
 
-/* --------------------------------------------------------------------------------------------------------- completions */
+/* --------------------------------------------------------------------------------------------------------- completions
+ */
 
 static uint32_t consumed(const struct mlx5_cq *cq) {
     return mlx5_record(&cq->doorbell[0]) & 0xffffff;
@@ -198,10 +229,13 @@ static void append(struct mlx5_cq *cq, const uint8_t *entry, uint8_t opcode_and_
 /* nics.md A1; what its table lacks has none. */
 static uint8_t vendor_error(vnic_status status) {
     switch (status) {
-    case VNIC_REMOTE_ACCESS: return 0x88;
+    case VNIC_REMOTE_ACCESS:
+        return 0x88;
     case VNIC_RETRY_EXCEEDED:
-    case VNIC_UNREACHABLE: return 0x81;
-    default: return 0;
+    case VNIC_UNREACHABLE:
+        return 0x81;
+    default:
+        return 0;
     }
 }
 
@@ -243,8 +277,8 @@ void mlx5_move(struct mlx5_cq *cq, uint8_t *entries, uint32_t n) {
     cq->n = n;
 }
 
-/* The arming record: sequence number of 2 bits @28, "solicited only" @24, consumer index. An arming whose event has come is
- * used up: the program counts on before it arms again. Entries that it has not seen are an event at once. */
+/* The arming record: sequence number of 2 bits @28, "solicited only" @24, consumer index. An arming whose event has
+ * come is used up: the program counts on before it arms again. Entries that it has not seen are an event at once. */
 void mlx5_look(lab_cq *lab) {
     struct mlx5_cq *cq = lab->model_data;
     const uint32_t word = mlx5_record(&cq->doorbell[1]), number = word >> 28;
