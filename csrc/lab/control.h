@@ -39,6 +39,7 @@ uint32_t lab_users(lab_context *context, uint32_t handle);
 void lab_use(lab_context *context, uint32_t handle, int change);
 /* Asynchronous events reported of the object with this user handle. False: there is none. */
 bool lab_event_count(lab_context *context, enum lab_kind kind, uint64_t element);
+/* Before it is destroyed: how many of them the program has read. The others are withdrawn. */
 uint32_t lab_events(lab_context *context, uint32_t handle);
 /* Gives the object back whole: model, NIC, table. */
 int lab_destroy(lab_context *context, enum lab_kind kind, uint32_t handle);
@@ -51,6 +52,9 @@ void lab_objects_forget(void);
 int lab_pipe(int ends[2]); /* the reading end as the kernel's event descriptors: blocking, one event a read() */
 lab_channel *lab_channel_new(lab_context *context);
 lab_channel *lab_channel_of_fd(const lab_context *context, int fd);
+/* Before the queue is destroyed: how many of its events the program has read; the others are withdrawn. */
+uint32_t lab_cq_events(lab_cq *cq);
+uint32_t lab_async_withdraw(const lab_context *context, enum lab_kind kind, uint64_t element); /* how many */
 void lab_channels_free(const lab_context *context);
 void lab_channels_forget(void);
 

@@ -12,7 +12,9 @@
 #include <fcntl.h>
 #include <rdma/ib_user_verbs.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -115,30 +117,73 @@ void lab_cq_notify(lab_cq *cq, bool solicited) {
     report(cq->channel->write, &event, sizeof event);
 }
 
-static void count(lab_context *context, enum lab_event event, uint64_t element) {
+/* What the event is of; 0: the device. */
+static enum lab_kind kind_of(uint32_t event) {
     switch (event) {
     case LAB_EVENT_DEVICE_FATAL:
-        return;
+        return 0;
     case LAB_EVENT_CQ_ERR:
-        lab_event_count(context, LAB_CQ, element);
-        return;
+        return LAB_CQ;
     case LAB_EVENT_SRQ_LIMIT:
-        lab_event_count(context, LAB_SRQ, element);
-        return;
+        return LAB_SRQ;
     case LAB_EVENT_QP_FATAL:
     case LAB_EVENT_QP_REQ_ERR:
     case LAB_EVENT_QP_ACCESS_ERR:
     case LAB_EVENT_COMM_EST:
     case LAB_EVENT_QP_LAST_WQE:
-        lab_event_count(context, LAB_QP, element);
-        return;
+        return LAB_QP;
     }
-    lab_die("asynchronous event %d is not known", (int)event);
+    lab_die("asynchronous event %u is not known", event);
 }
 
 void lab_async_event(lab_context *context, enum lab_event event, uint64_t element) {
     if (context->async_write < 0) return;
     const struct ib_uverbs_async_event_desc text = {.element = element, .event_type = event};
-    count(context, event, element);
+    if (kind_of(event)) lab_event_count(context, kind_of(event), element);
     report(context->async_write, &text, sizeof text);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- withdrawal
+ */
+
+/* An object that ends takes along its events that nobody has read: its library waits for what was read, and for no
+ * more. The others are put back in order; a reader of then waits for them as for any. Returns how many are gone. */
+static uint32_t withdraw(int read_end, int write_end, size_t bytes, uint64_t element, enum lab_kind kind) {
+    union {
+        struct ib_uverbs_comp_event_desc completion;
+        struct ib_uverbs_async_event_desc other;
+    } event;
+    char path[32];
+    uint32_t n = 0;
+    int waiting = 0;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", read_end);
+    /* A description of our own, since a read() of ours must not wait. */
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return 0;
+    if (ioctl(fd, FIONREAD, &waiting)) waiting = 0;
+    for (size_t left = (size_t)waiting / bytes; left && read(fd, &event, bytes) == (ssize_t)bytes; left--) {
+        const bool its = bytes == sizeof event.completion
+                             ? event.completion.cq_handle == element
+                             : event.other.element == element && kind_of(event.other.event_type) == kind;
+        if (its)
+            n++;
+        else
+            report(write_end, &event, bytes);
+    }
+    close(fd);
+    return n;
+}
+
+uint32_t lab_cq_events(lab_cq *cq) {
+    const lab_channel *channel = cq->channel;
+    if (channel && lab_channel_of_fd(cq->context, channel->read) == channel)
+        cq->events -=
+            withdraw(channel->read, channel->write, sizeof(struct ib_uverbs_comp_event_desc), cq->user_handle, LAB_CQ);
+    return cq->events;
+}
+
+uint32_t lab_async_withdraw(const lab_context *context, enum lab_kind kind, uint64_t element) {
+    if (!pipe_of(context->async_read)) return 0;
+    return withdraw(context->async_read, context->async_write, sizeof(struct ib_uverbs_async_event_desc), element,
+                    kind);
 }

@@ -319,7 +319,9 @@ bool lab_event_count(lab_context *context, enum lab_kind kind, uint64_t element)
 }
 
 uint32_t lab_events(lab_context *context, uint32_t handle) {
-    return entry_of(context, handle)->events;
+    struct entry *e = entry_of(context, handle);
+    if (e->events) e->events -= lab_async_withdraw(context, e->kind, user_handle(e->kind, e->object));
+    return e->events;
 }
 
 /* ------------------------------------------------------------------------------------------- by number, for the NIC */

@@ -341,9 +341,10 @@ static int req_notify_cq(struct lab_command *c) {
 static int destroy_cq(struct lab_command *c) {
     const struct ib_uverbs_destroy_cq *in = (const void *)c->in;
     struct ib_uverbs_destroy_cq_resp *out = (void *)c->out;
-    const lab_cq *cq = lab_find_cq(c->context, in->cq_handle);
+    lab_cq *cq = lab_find_cq(c->context, in->cq_handle);
     if (!cq) return EINVAL;
-    out->comp_events_reported = cq->events;
+    if (lab_users(c->context, in->cq_handle)) return EBUSY;
+    out->comp_events_reported = lab_cq_events(cq);
     out->async_events_reported = lab_events(c->context, in->cq_handle);
     return lab_destroy(c->context, LAB_CQ, in->cq_handle);
 }
@@ -418,6 +419,7 @@ static int destroy_srq(struct lab_command *c) {
     const struct ib_uverbs_destroy_srq *in = (const void *)c->in;
     struct ib_uverbs_destroy_srq_resp *out = (void *)c->out;
     if (!lab_find_srq(c->context, in->srq_handle)) return EINVAL;
+    if (lab_users(c->context, in->srq_handle)) return EBUSY;
     out->events_reported = lab_events(c->context, in->srq_handle);
     return lab_destroy(c->context, LAB_SRQ, in->srq_handle);
 }

@@ -86,7 +86,7 @@ struct plane_command {
     size_t vendor_out_bytes;
 };
 
-static ssize_t plane_write(lab_context *context, const struct plane_command *c) {
+static inline ssize_t plane_write(lab_context *context, const struct plane_command *c) {
     uint8_t bytes[1024] = {0};
     struct ib_uverbs_cmd_hdr head = {.command = c->number};
     size_t n = sizeof head;
@@ -129,7 +129,7 @@ static ssize_t plane_write(lab_context *context, const struct plane_command *c) 
         context,                                                                                                       \
         &(struct plane_command){.number = IB_USER_VERBS_CMD_##what, .core = (in), .core_bytes = sizeof *(in)}))
 
-static int plane_errno(ssize_t result) {
+static inline int plane_errno(ssize_t result) {
     return result < 0 ? (int)-result : 0;
 }
 

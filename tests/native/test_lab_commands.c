@@ -393,11 +393,18 @@ static void shared_receives(lab_context *context) {
     pthread_mutex_lock(&lab_lock);
     lab_async_event(context, LAB_EVENT_SRQ_LIMIT, 0);
     pthread_mutex_unlock(&lab_lock);
-    CHECK_EQ(PLANE_CALL(context, DESTROY_SRQ, &end, &counts), 0);
-    CHECK_EQ(counts.events_reported, 1);
     struct ib_uverbs_async_event_desc event;
     CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
     CHECK_EQ(event.event_type, LAB_EVENT_SRQ_LIMIT);
+    /* One that nobody reads goes with it; one of the device stays. */
+    pthread_mutex_lock(&lab_lock);
+    lab_async_event(context, LAB_EVENT_SRQ_LIMIT, 0);
+    lab_async_event(context, LAB_EVENT_DEVICE_FATAL, 0);
+    pthread_mutex_unlock(&lab_lock);
+    CHECK_EQ(PLANE_CALL(context, DESTROY_SRQ, &end, &counts), 0);
+    CHECK_EQ(counts.events_reported, 1);
+    CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
+    CHECK_EQ(event.event_type, LAB_EVENT_DEVICE_FATAL);
     struct ib_uverbs_destroy_cq_resp cq_counts;
     CHECK_EQ(destroy_cq(context, cq, &cq_counts), 0);
     CHECK_EQ(destroy_pd(context, pd), 0);
@@ -536,15 +543,27 @@ static void channels(lab_context *context) {
     CHECK_EQ(event.cq_handle, 77);
     lab_cq_notify(cq, true);
     CHECK(!readable(fd), "a second event of one arming");
+    /* What is not read is withdrawn when the queue ends, and another's stays. */
+    uint32_t later;
+    struct ib_uverbs_destroy_cq_resp counts;
+    CHECK_EQ(make_cq(context, 15, fd, &later), 0);
+    lab_find_cq(context, later)->user_handle = 78;
+    CHECK_EQ(PLANE_TELL(context, REQ_NOTIFY_CQ, &arm), 0);
+    lab_cq_notify(cq, true);
+    arm.cq_handle = later;
+    CHECK_EQ(PLANE_TELL(context, REQ_NOTIFY_CQ, &arm), 0);
+    lab_cq_notify(lab_find_cq(context, later), true);
+    CHECK_EQ(destroy_cq(context, handle, &counts), 0);
+    CHECK_EQ(counts.comp_events_reported, 1);
+    CHECK_EQ(read(fd, &event, sizeof event), sizeof event);
+    CHECK_EQ(event.cq_handle, 78);
+    CHECK(!readable(fd), "an event of a queue that is gone");
     /* The program closes its end: nobody is told, and nobody dies of it. */
     CHECK_EQ(PLANE_TELL(context, REQ_NOTIFY_CQ, &arm), 0);
     close(fd);
-    lab_cq_notify(cq, true);
-    uint32_t later;
-    CHECK_EQ(make_cq(context, 15, fd, &later), EINVAL);
-    struct ib_uverbs_destroy_cq_resp counts;
-    CHECK_EQ(destroy_cq(context, handle, &counts), 0);
-    CHECK_EQ(counts.comp_events_reported, 2);
+    lab_cq_notify(lab_find_cq(context, later), true);
+    CHECK_EQ(make_cq(context, 15, fd, &handle), EINVAL);
+    CHECK_EQ(destroy_cq(context, later, &counts), 0);
 }
 
 /* --------------------------------------------------------------------------------------------------------- attributes
