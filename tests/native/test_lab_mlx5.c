@@ -64,7 +64,10 @@ static void open_queue(enum lab_qp_type type) {
     struct mlx5_ib_create_qp_resp reply;
     struct lab_call call = {(const uint8_t *)&request, sizeof request, (uint8_t *)&reply, sizeof reply, 0};
     memset(&queue, 0, sizeof queue);
-    qp = (lab_qp){.number = 0x140003, .type = type};
+    static lab_context context;
+    static lab_pd pd = {.context = &context};
+    context.device = device;
+    qp = (lab_qp){.pd = &pd, .number = 0x140003, .type = type};
     posted = 0;
     CHECK_EQ(lab_mlx5.create_qp(&qp, &call), 0);
     CHECK_EQ(call.out_bytes, sizeof reply);
@@ -187,6 +190,7 @@ static void datagrams(void) {
     const struct lab_work w = fetched();
     CHECK_EQ(w.opcode, LAB_SEND_IMM);
     CHECK_EQ(w.qkey, 0x11111111);
+    CHECK_EQ(w.ah, 0xffff); /* nobody has made a handle for that GID */
     CHECK_EQ(w.dest_qpn, 0x0c0012);
     CHECK_EQ(w.sge[0].address, 0x5000);
     lab_mlx5.destroy_qp(&qp);

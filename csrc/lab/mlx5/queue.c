@@ -96,10 +96,14 @@ static bool atomic(const uint8_t *at, const uint8_t *end, struct lab_work *work)
     return payload(at + 2 * MLX5_UNIT, end, work) && work->sges == 1 && work->sge[0].length == 8;
 }
 
-/* Address vector (48 bytes): key @0, queue pair @8. Where it goes is in the queue pair's number. */
+/* Address vector (48 bytes): key @0, queue pair @8, GID @32; the handle that was made for it is found by that. */
 static const uint8_t *datagram(const lab_qp *qp, const uint8_t *at, const uint8_t *end, struct lab_work *work) {
+    struct in6_addr gid;
     work->ah = 0xffff;
     if (qp->type != LAB_UD || at + 3 * MLX5_UNIT > end) return at;
+    memcpy(&gid, at + 32, sizeof gid);
+    const lab_ah *ah = lab_ah_of_gid(qp->pd->context->device, &gid);
+    if (ah) work->ah = ah->number;
     work->qkey = be32_at(at);
     work->dest_qpn = be32_at(at + 8) & 0xffffff;
     return at + 3 * MLX5_UNIT;
@@ -263,7 +267,9 @@ void mlx5_complete(lab_cq *lab, const struct lab_done *done) {
         opcode = done->receive ? receive_opcode(done) : CQE_REQUEST;
         memcpy(entry + 36, &done->immediate, sizeof done->immediate);
         put_be32(entry + 44, done->bytes);
-        if (done->receive) put_be32(entry + 24, done->source_qpn & 0xffffff);
+        /* Datagrams of RoCE always have a global route header: bits 28 and 29. */
+        if (done->receive)
+            put_be32(entry + 24, (done->qp->type == LAB_UD ? 1u << 28 : 0) | (done->source_qpn & 0xffffff));
     }
     const bool solicited = done->receive && (done->solicited || done->status != VNIC_OK);
     append(cq, entry, (uint8_t)(opcode << 4 | (solicited ? 2 : 0)));
