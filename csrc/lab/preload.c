@@ -150,7 +150,7 @@ static lab_context *context_for(int fd, int *error) {
     if (what == DEAD || atomic_load(&owner) != process()) {
         static _Atomic bool said;
         if (!atomic_exchange(&said, true))
-            lab_unsupported("a device that was open before fork(): it is the parent's, the child must open it itself");
+            lab_say("a device that was open before fork() is the parent's: the child must open it itself");
         *error = EIO;
         return NULL;
     }
