@@ -265,6 +265,9 @@ int lab_nic_open(lab_device *device) {
     knobs.drop_rate = 0;
     knobs.addr_mode = VNIC_ADDRESS_VIRTUAL;
     knobs.key_bits = 32;
+    /* Where bytes become visible one after the other, times add up over all that goes on: a fraction each, so that what
+     * waits in the NIC does not grow for as long as somebody writes. */
+    if (knobs.place_order == VNIC_PLACE_STRICT && !knobs.relaxed) knobs.visible_delay /= 16;
     device->nic = vnic_nic_open(lab_fabric, &knobs);
     return device->nic ? 0 : ENOMEM;
 }

@@ -60,7 +60,7 @@ static void complete(struct op *op) {
         op->duplicate = NULL;
         event_remove(f, duplicate);
     }
-    if (op->waiting_entries) posted_end_duplicates(conn->target, op);
+    if (op->waiting_entries && k->dup_write) posted_end_duplicates(conn->target, op);
     /* The source is the caller's again: what is still to be sent was read before. */
     if (!op->failed && !op->executed) {
         met_source(op, 0, op->length);
