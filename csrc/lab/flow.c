@@ -471,6 +471,7 @@ int lab_flow_modify(lab_qp *qp, enum lab_qp_state from) {
 void lab_flow_close(lab_qp *qp) {
     struct lab_flow *flow = qp->flow;
     if (!flow) return;
+    lab_ghosts_settle(qp);
     if (qp->state >= LAB_RTR) tell_end(flow);
     lab_ghosts_leave(qp);
     abandon(flow);

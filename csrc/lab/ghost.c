@@ -21,6 +21,7 @@
 #define ACCESS_REMOTE_READ 4u
 #define ACCESS_REMOTE_ATOMIC 8u
 #define BUCKETS 1024u
+#define SETTLE_NS 1000000ull
 #define WHOLE_PROCESS 0u /* rank in the fabric: this process's memory; a ghost's is 1 and its slot */
 
 struct wanted { /* a request */
@@ -208,6 +209,7 @@ static vnic_status receive(void *context, uint64_t cookie) {
     struct wanted *w = (struct wanted *)(uintptr_t)cookie;
     lab_qp *qp = g->qp;
     struct lab_receive one;
+    one.cookie = one.sges = 0;
     if (w->heard) return VNIC_OK;
     const bool takes = sends(w->r.opcode) || !qp->unsolicited;
     if (takes && !fetch_receive(qp, &one)) return VNIC_RNR_EXCEEDED;
@@ -439,6 +441,22 @@ uint32_t lab_ghosts_turn(void) {
         if (!g->waiting.first && !g->posted.first) make_idle(g);
     }
     return done;
+}
+
+static bool under_way(const lab_qp *qp) {
+    for (const struct ghost *g = busy; g; g = g->next_busy)
+        if (g->posted.first && (!qp || g->qp == qp)) return true;
+    return false;
+}
+
+void lab_ghosts_settle(const lab_qp *qp) {
+    const uint64_t until = vnic_now(lab_fabric) + SETTLE_NS;
+    while (under_way(qp) && vnic_next(lab_fabric) <= until) {
+        vnic_set_now(lab_fabric, vnic_next(lab_fabric));
+        while (vnic_due(lab_fabric)) vnic_run_due(lab_fabric);
+        for (struct ghost *g = busy; g; g = g->next_busy) collect(g);
+    }
+    wire_push(lab_wire);
 }
 
 uint64_t lab_ghosts_next(void) {

@@ -29,6 +29,8 @@
 #define EVENTS_AT_ONCE 4096u
 #define LOOKS_AT_ONCE 64u     /* idle rounds without a pause */
 #define YIELDING_NS 200000ull /* then with others in between */
+#define LONG_YIELD_NS 100000ull
+#define CROWDED_NS 20000000ull
 #define SHORTEST_SLEEP_NS 50000ull
 #define LONGEST_SLEEP_NS 1000000ull
 #define NOTHING_TO_SEE_NS 100000000ull /* no doorbell is in use: what comes wakes */
@@ -106,7 +108,7 @@ static void step_back(void) {
 
 static void *serve(void *none) {
     uint32_t idle = 0;
-    uint64_t since = lab_now(), sleep = SHORTEST_SLEEP_NS;
+    uint64_t since = lab_now(), sleep = SHORTEST_SLEEP_NS, crowded_until = 0;
     for (;;) {
         pthread_mutex_lock(&lab_lock);
         const uint32_t done = turn();
@@ -121,8 +123,11 @@ static void *serve(void *none) {
         }
         if (!idle++) since = lab_now();
         if (awake && idle < LOOKS_AT_ONCE) continue;
-        if (awake && lab_now() - since < YIELDING_NS) {
+        const uint64_t now = lab_now();
+        if (awake && now - since < YIELDING_NS && now >= crowded_until) {
             sched_yield();
+            /* Who yields among others that spin comes last; who sleeps is woken before them. */
+            if (lab_now() - now > LONG_YIELD_NS) crowded_until = lab_now() + CROWDED_NS;
             continue;
         }
         /* Said first, then looked once more: whoever leaves something after that look wakes us. */
@@ -166,6 +171,19 @@ static void link_gone(void *context, struct wire_link *link) {
 static void say(void *context, const char *text) {
     (void)context;
     lab_say("%s", text);
+}
+
+/* At the end of a program that destroys nothing. Somebody may end it while the lock is held: then it ends like that. */
+__attribute__((destructor)) static void settle(void) {
+    for (uint32_t i = 0; nic.open && i < 1000; i++) {
+        if (pthread_mutex_trylock(&lab_lock)) {
+            sched_yield();
+            continue;
+        }
+        lab_ghosts_settle(NULL);
+        pthread_mutex_unlock(&lab_lock);
+        return;
+    }
 }
 
 /* What a child of fork() has of its parent's NIC is a copy: the parent goes on, the child begins anew. */

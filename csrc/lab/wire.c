@@ -369,6 +369,17 @@ static void accept_some(struct wire *w) {
     }
 }
 
+static uint32_t push(struct wire *w) {
+    uint32_t sends = 0;
+    for (uint32_t i = 0; i < w->links; i++)
+        if (!w->link[i]->ended && !w->link[i]->self) sends += write_link(w->link[i]);
+    return sends;
+}
+
+void wire_push(struct wire *w) {
+    push(w);
+}
+
 uint32_t wire_turn(struct wire *w) {
     uint32_t done = 0;
     if (w->turns++ % ACCEPT_EVERY == 0) accept_some(w);
@@ -387,8 +398,7 @@ uint32_t wire_turn(struct wire *w) {
         }
         done += hand_on(l);
     }
-    for (uint32_t i = 0; i < w->links; i++)
-        if (!w->link[i]->ended && !w->link[i]->self) done += write_link(w->link[i]);
+    done += push(w);
     for (uint32_t i = 0; i < w->links;) {
         struct wire_link *l = w->link[i];
         if (!l->ended) {

@@ -65,6 +65,8 @@ bool wire_send(struct wire_link *link, const struct iovec *parts, uint32_t n);
 
 /* One turn: take in, hand on, send what goes. Returns how many frames came and sends went. */
 uint32_t wire_turn(struct wire *wire);
+/* Send what goes, and no more than that. */
+void wire_push(struct wire *wire);
 /* What to wait for; returns how many. `fds` has room for WIRE_MAX_LINKS + 1. */
 uint32_t wire_waits(struct wire *wire, struct pollfd *fds);
 

@@ -134,6 +134,21 @@ static void case_messages(void) {
         CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
     }
 
+    /* Who ends on a message that it has received has acknowledged it. */
+    for (uint32_t i = 0; i < 20; i++) {
+        side_receive(&b, i, 0, 64);
+        w = side_work(&a, LAB_SEND, 0, 64, NULL, 0);
+        CHECK(fake_post(a.qp, &w), "room");
+        CHECK_EQ(side_wait(b.receives).cookie, i);
+        fake_qp_end(b.qp);
+        CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+        fake_qp_end(a.qp);
+        a.qp = fake_qp(a.pd, LAB_RC, a.sends, a.receives, NULL);
+        b.qp = fake_qp(b.pd, LAB_RC, b.sends, b.receives, NULL);
+        fake_connect(a.qp, b.qp->number);
+        fake_connect(b.qp, a.qp->number);
+    }
+
     /* A shared queue of receives, for two queue pairs. */
     lab_srq *srq = fake_srq(b.pd);
     lab_qp *one = fake_qp(a.pd, LAB_RC, a.sends, a.receives, NULL);
