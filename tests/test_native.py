@@ -48,6 +48,7 @@ LANES = {
             "test_fiber",
             "test_lab_wire",
             "test_ring_model",
+            "test_verbs_efa",
             "test_verbs_memory",
             "test_verbs_names",
             "test_verbs_queues",
