@@ -56,7 +56,10 @@ def fake_libibverbs(checkout: Path, tmp_path_factory: pytest.TempPathFactory) ->
         pytest.skip("this installation was built without libibverbs' headers")
     target = tmp_path_factory.mktemp("fake") / "libibverbs.so.1"
     sources = sorted(map(str, (checkout / "tests/native/fake_ibverbs").glob("*.c")))
-    subprocess.run(["cc", "-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", *sources, "-o", str(target)], check=True)
+    efa = str(checkout / "tests/native/fake_ibverbs/libefa/libefa.c")
+    for library, files in ((target, sources), (target.with_name("libefa.so.1"), [efa])):
+        command = ["cc", "-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", *files, "-ldl", "-o", str(library)]
+        subprocess.run(command, check=True)
     return target
 
 

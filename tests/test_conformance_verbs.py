@@ -34,7 +34,7 @@ def test_the_suite(
     backend: str, device: str, strategy: str, cases: list[str], conformance: Conformance, fake_libibverbs: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Level core; all cases of all three, at level full, are a night's (tools/nightly.sh)."""
+    """Level core; all cases of these and of efa, at level full, are a night's (tools/nightly.sh)."""
     monkeypatch.setenv("UCCL_EP_LIBIBVERBS", str(fake_libibverbs))
     monkeypatch.setenv("FAKE_IBVERBS", device)
     monkeypatch.setenv("FAKE_IBVERBS_WIRE", f"{backend}-{os.getpid()}")

@@ -91,7 +91,7 @@ def test_no_path_of_the_build_machine_is_in_it() -> None:
 def test_it_works_from_an_empty_folder(fresh: Path, tmp_path: Path) -> None:
     """J1, J3."""
     listed = json.loads(output(fresh / "uccl-ep", "backends", "--json", cwd=tmp_path))
-    names = ("connectx", "pollara", "shm", "sim", "thor")
+    names = ("connectx", "efa", "pollara", "shm", "sim", "thor")
     assert sorted((one["name"], one["problem"]) for one in listed["backends"]) == [(name, "") for name in names]
     headers = Path(output(fresh / "python", "-m", "uccl_ep", "--include-dir", cwd=tmp_path).strip())
     assert (headers / "uccl_ep/backend.h").is_file()

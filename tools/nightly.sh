@@ -57,7 +57,9 @@ done
 # The backends over libibverbs, on one made of software with each vendor's limits: tests/test_conformance_verbs.py, whole.
 fake=$(realpath "$folder")/libibverbs.so.1
 step fake-libibverbs cc -std=gnu11 -O2 -fPIC -shared -pthread "$(dirname "$0")"/../tests/native/fake_ibverbs/*.c -o "$fake"
-for device in connectx:mlx5_0 thor:bnxt_re0,max_post=64,inflight=1572864 pollara:ionic_0,inflight=2097152; do
+step fake-libefa cc -std=gnu11 -O2 -fPIC -shared "$(dirname "$0")"/../tests/native/fake_ibverbs/libefa/libefa.c -ldl \
+    -o "$(dirname "$fake")/libefa.so.1"
+for device in efa:efa0 connectx:mlx5_0 thor:bnxt_re0,max_post=64,inflight=1572864 pollara:ionic_0,inflight=2097152; do
     name=${device%%:*}
     step "verbs-$name" env UCCL_EP_LIBIBVERBS="$fake" FAKE_IBVERBS="${device#*:}" FAKE_IBVERBS_WIRE="nightly-$name-$$" \
         uccl-ep conformance --backend "$name" --level full --seed "$first" --json "$folder/verbs-$name.json"

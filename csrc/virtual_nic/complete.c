@@ -11,7 +11,7 @@
 static bool may_complete(const struct op *op) {
     if (op->failed) return true;
     const bool received = op->kind != VNIC_WRITE_IMM || op->received;
-    if (op->kind == VNIC_READ) return op->executed;
+    if (op->kind == VNIC_READ || (op_is_atomic(op) && op->sges)) return op->executed; /* it brings something back */
     if (op->flags & VNIC_VISIBLE) return op->seen && received;
     switch (op_knobs(op)->completion_level) {
     case VNIC_LEVEL_TX:
@@ -60,7 +60,7 @@ static void complete(struct op *op) {
         op->duplicate = NULL;
         event_remove(f, duplicate);
     }
-    if (op->waiting_entries) posted_end_duplicates(conn->target, op);
+    if (op->waiting_entries && k->dup_write) posted_end_duplicates(conn->target, op);
     /* The source is the caller's again: what is still to be sent was read before. */
     if (!op->failed && !op->executed) {
         met_source(op, 0, op->length);
@@ -167,6 +167,7 @@ void op_fail(struct op *op, vnic_status status, int32_t vendor_code) {
         if (!op->completed) flush_behind(conn, op->next);
     }
     end_unexecuted(op);
+    if (conn->active == op) conn->active = NULL; /* it was executed, and waited for its receive */
     if (!op->completed) op_check_ready(op);
     kick(conn);
     op_release(op);
@@ -189,8 +190,9 @@ void op_lost(struct op *op) {
     cancel(op);
     if (op->completed)
         end_unexecuted(op);
-    else if (k->dead_peer == VNIC_SILENCE_TIMEOUT && op->conn->state == CONN_UP)
-        op->other_event = event_timer(f, EVENT_GIVE_UP, k->retry_ns, op, op->conn);
+    else if (k->dead_peer == VNIC_SILENCE_TIMEOUT && op->conn->state == CONN_UP &&
+             op->endpoint->terms.retry_ns != UINT64_MAX)
+        op->other_event = event_timer(f, EVENT_GIVE_UP, op->endpoint->terms.retry_ns, op, op->conn);
     op_release(op);
 }
 
@@ -232,6 +234,7 @@ void conn_drop(struct conn *conn) {
     conn->launch = conn->active = NULL;
     conn->rung = conn->seq;
     conn->unexecuted = conn->unseen = conn->atomics = conn->adding = 0;
+    conn->turn = conn->turns;
     conn->target = NULL;
     for (struct conn **link = &e->unrung; conn->unrung_listed && *link; link = &(*link)->next_unrung) {
         if (*link != conn) continue;

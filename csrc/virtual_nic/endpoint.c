@@ -178,6 +178,13 @@ vnic_endpoint *vnic_endpoint_open(vnic_nic *nic, const vnic_endpoint_config *con
     e->peers = config->peers;
     e->cq_entries = config->cq_entries;
     e->receives_peer = config->receives_peer;
+    e->terms = config->terms ? *config->terms
+                             : (vnic_terms){.rnr_retries = (uint32_t)k->rnr_retries,
+                                            .rnr_ns = 8 * k->delay + 1000,
+                                            .retry_ns = k->retry_ns};
+    e->in_turn = config->in_turn;
+    e->receive = config->receive;
+    e->receive_context = config->receive_context;
     e->shared_receives = (uint64_t)config->receives_peer * config->peers;
     f->endpoints[f->n_endpoints++] = e;
     nic->queues += needed;

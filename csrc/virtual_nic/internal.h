@@ -73,7 +73,7 @@ struct op {
     struct conn *conn;
     struct vnic_endpoint *endpoint;
     vnic_sge sge[VNIC_MAX_SGES];
-    uint64_t remote_address, remote_key, value, cookie;
+    uint64_t remote_address, remote_key, value, compare, cookie;
     uint64_t delay; /* that a fault adds */
     char *copy;     /* the payload, read before the source was given back */
     struct event *duplicate, *piece_event[VNIC_MAX_PIECES], *complete_event, *other_event; /* pending ones */
@@ -85,6 +85,7 @@ struct op {
     uint32_t peer;
     int32_t vendor_code;
     uint32_t rnr_left;
+    uint32_t turn; /* of an immediate, among those of its connection */
     uint8_t kind, flags, sges, pieces;
     uint8_t placed, visible; /* bit a piece */
     uint8_t status;          /* vnic_status it ends with */
@@ -116,7 +117,8 @@ struct conn {
     uint32_t adding;                      /* adds that hold a responder's resource, of this queue */
     uint32_t receives;                    /* posted for this peer less those it took, modulo 2^32 */
     uint32_t events;
-    uint32_t posted; /* entries in the buffer of `target`, the NIC that it places at */
+    uint32_t posted;      /* entries in the buffer of `target`, the NIC that it places at */
+    uint32_t turns, turn; /* immediates that were posted; that are received */
     struct vnic_nic *target;
     uint8_t state;
     bool fence_broken, unrung_listed;
@@ -169,6 +171,10 @@ struct vnic_endpoint {
     uint64_t shared_receives; /* knob srq */
     uint32_t outstanding;     /* of a shared queue */
     uint64_t inflight_bytes;
+    vnic_terms terms;
+    bool in_turn;
+    vnic_status (*receive)(void *context, uint64_t cookie);
+    void *receive_context;
     struct conn *unrung;
     uint32_t events;
     const char *broken;
@@ -334,6 +340,13 @@ static inline const vnic_knobs *op_knobs(const struct op *op) {
 }
 static inline bool op_is_write(const struct op *op) {
     return op->kind == VNIC_WRITE || op->kind == VNIC_WRITE_IMM;
+}
+static inline bool op_is_atomic(const struct op *op) {
+    return op->kind == VNIC_ADD || op->kind == VNIC_SWAP;
+}
+/* Nothing behind it is to be executed before it is received. */
+static inline bool op_awaits_turn(const struct op *op) {
+    return op->kind == VNIC_WRITE_IMM && op->endpoint->in_turn && !op->received && !op->failed;
 }
 static inline uint8_t op_all_pieces(const struct op *op) {
     return (uint8_t)((1u << op->pieces) - 1);

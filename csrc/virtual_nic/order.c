@@ -18,7 +18,7 @@ static vnic_status doom_of(struct op *op) {
     if (!target) return VNIC_OK; /* silence, which is found out in time */
     const bool known = op->endpoint->self < target->peers && target->remote[op->endpoint->self] == op->endpoint->id;
     if (k->needs_target_ah && !known) return VNIC_UNKNOWN_PEER;
-    if (op->kind == VNIC_ADD && op->remote_address % 8) return VNIC_REMOTE_INVALID;
+    if (op_is_atomic(op) && op->remote_address % 8) return VNIC_REMOTE_INVALID;
     uint64_t offset;
     if ((op->length || op->kind != VNIC_WRITE_IMM) && !op_remote_region(op, target, &offset)) return VNIC_REMOTE_ACCESS;
     return VNIC_OK;
@@ -67,7 +67,7 @@ static void start(struct op *op) {
     note(op->endpoint->fabric, NOTE_LAUNCH, op->endpoint->rank, op->peer, op->seq, op->pieces, op->cookie);
     if (op->flags & VNIC_FENCE && k->fence_kind == VNIC_FENCE_DELIVERED)
         wait_for(op, WAITS_SEEN, conn->unseen);
-    else if ((op->kind == VNIC_ADD && vnic_write_atomic(k)) || (op->kind == VNIC_READ && k->read_flushes))
+    else if ((op_is_atomic(op) && vnic_write_atomic(k)) || (op->kind == VNIC_READ && k->read_flushes))
         wait_for(op, WAITS_EXECUTED, conn->unexecuted);
     else if (op->flags & VNIC_FENCE)
         wait_for(op, WAITS_ATOMICS, conn->atomics);
@@ -120,7 +120,7 @@ void op_queue(struct op **list, struct op *op) {
 static bool take_resource(struct op *op) {
     const vnic_knobs *k = op_knobs(op);
     struct vnic_endpoint *target = op_target(op);
-    if (op->kind != VNIC_ADD || !k->responder_atomics || op->holds_resource || !target) return true;
+    if (!op_is_atomic(op) || !k->responder_atomics || op->holds_resource || !target) return true;
     const bool device = k->responder_scope == VNIC_SCOPE_DEVICE;
     uint32_t *used = device ? &target->nic->adding : &op->conn->adding;
     if (*used >= k->responder_atomics) {
@@ -213,7 +213,7 @@ void op_executed(struct op *op) {
     op->executed = true;
     conn->unexecuted--;
     if (!op_is_write(op)) conn->atomics--;
-    if (conn->active == op) conn->active = NULL;
+    if (conn->active == op && !op_awaits_turn(op)) conn->active = NULL;
     op_give_resource(op);
     conn_unblock(conn, op, WAITS_EXECUTED, !op_is_write(op));
     if (op->visible == op_all_pieces(op)) op_seen(op);

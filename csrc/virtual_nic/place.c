@@ -41,9 +41,18 @@ static void land(struct op *op, uint8_t piece, struct vnic_endpoint *target, str
     if (!duplicate) op_piece_visible(op, piece);
 }
 
-static void add_to_word(struct op *op, struct vnic_region *region, uint64_t offset) {
+static void give_old(const struct op *op, uint64_t old) {
+    if (op->sges) memcpy(op->sge[0].region->base + op->sge[0].offset, &old, sizeof old);
+}
+
+static void change_word(struct op *op, struct vnic_region *region, uint64_t offset) {
     uint64_t *word = (uint64_t *)(void *)(region->base + offset);
-    __atomic_fetch_add(word, op->value, __ATOMIC_ACQ_REL);
+    uint64_t old = op->compare;
+    if (op->kind == VNIC_ADD)
+        old = __atomic_fetch_add(word, op->value, __ATOMIC_ACQ_REL);
+    else
+        __atomic_compare_exchange_n(word, &old, op->value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    give_old(op, old);
     met_memory(op->endpoint->fabric, region, offset, sizeof *word, true);
 }
 
@@ -76,7 +85,12 @@ void op_store_add(struct op *op) {
     struct vnic_region *region =
         region_find(op->endpoint->fabric, op->remote_key, op->remote_address, op->length, &offset);
     if (region) {
-        __atomic_store_n((uint64_t *)(void *)(region->base + offset), op->read_value + op->value, __ATOMIC_RELEASE);
+        const uint64_t old = op->read_value;
+        const bool stores = op->kind == VNIC_ADD || old == op->compare;
+        if (stores)
+            __atomic_store_n((uint64_t *)(void *)(region->base + offset),
+                             op->kind == VNIC_ADD ? old + op->value : op->value, __ATOMIC_RELEASE);
+        if (op_local_ok(op)) give_old(op, old);
         wake(op->endpoint->fabric, region->rank);
     }
     op->placed = op->visible = 1;
@@ -119,7 +133,7 @@ void op_place(struct op *op, uint8_t piece) {
         op_fail(op, VNIC_LOCAL_ACCESS, 0);
         return;
     }
-    if (op->kind == VNIC_ADD) {
+    if (op_is_atomic(op)) {
         if (vnic_write_atomic(k)) {
             met_flush(target->nic, target->rank);
             posted_flush_conn(target->nic, op->conn);
@@ -128,7 +142,7 @@ void op_place(struct op *op, uint8_t piece) {
             begin_add(op, target, region, offset);
             return;
         }
-        add_to_word(op, region, offset);
+        change_word(op, region, offset);
         wake(f, target->rank);
         op->placed = op->visible = 1;
     } else if (op->kind == VNIC_READ) {
@@ -173,6 +187,7 @@ void op_place_again(struct op *op, uint8_t piece) {
 void op_check_immediate(struct op *op) {
     const vnic_knobs *k = op_knobs(op);
     if (op->kind != VNIC_WRITE_IMM || op->imm_enabled || op->failed || !op->executed || op->imm_blockers) return;
+    if (op->endpoint->in_turn && op->turn != op->conn->turn) return;
     if ((k->imm_visible || vnic_write_imm(k)) && !op->seen) return;
     op->imm_enabled = true;
     struct vnic_fabric *f = op->endpoint->fabric;
@@ -190,7 +205,14 @@ void op_deliver_immediate(struct op *op) {
     const vnic_knobs *k = &target->nic->knobs;
     const bool consumes = vnic_imm_consumes(k);
     bool ready = true;
-    if (consumes) {
+    vnic_status own = VNIC_OK;
+    if (target->receive) {
+        if (fault(f, VNIC_FAULT_RNR, target->rank, op->endpoint->self, NULL))
+            own = VNIC_RNR_EXCEEDED;
+        else
+            own = target->receive(target->receive_context, op->cookie);
+        ready = own != VNIC_RNR_EXCEEDED;
+    } else if (consumes) {
         struct conn *back = conn_get(target, op->endpoint->self);
         ready = k->srq ? target->shared_receives > 0 : back->receives > 0;
         if (fault(f, VNIC_FAULT_RNR, target->rank, op->endpoint->self, NULL)) ready = false;
@@ -201,10 +223,15 @@ void op_deliver_immediate(struct op *op) {
     }
     if (!ready) {
         f->stats.rnr++;
-        if (op_knobs(op)->rnr == VNIC_RNR_RETRY && op->rnr_left--)
-            op->other_event = event_timer(f, EVENT_RNR_RETRY, 8 * op_knobs(op)->delay + 1000, op, op->conn);
+        const vnic_terms *terms = &op->endpoint->terms;
+        if (op_knobs(op)->rnr == VNIC_RNR_RETRY && (terms->rnr_retries == VNIC_ANY || op->rnr_left--))
+            op->other_event = event_timer(f, EVENT_RNR_RETRY, terms->rnr_ns, op, op->conn);
         else
             op_fail(op, VNIC_RNR_EXCEEDED, 0);
+        return;
+    }
+    if (own != VNIC_OK) {
+        op_fail(op, own, 0);
         return;
     }
     f->stats.immediates++;
@@ -214,6 +241,17 @@ void op_deliver_immediate(struct op *op) {
                              .immediate = true,
                              .consumed = consumes};
     op->received = true;
-    cq_push(target, &r, false);
+    if (!target->receive) cq_push(target, &r, false);
+    struct conn *conn = op->conn;
+    conn->turn++;
+    for (struct op *next = op->next; op->endpoint->in_turn && next; next = next->next) {
+        if (next->kind != VNIC_WRITE_IMM) continue;
+        op_check_immediate(next);
+        break;
+    }
     op_check_ready(op);
+    if (conn->active == op && op->executed) {
+        conn->active = NULL;
+        kick(conn);
+    }
 }

@@ -15,8 +15,9 @@ static vnic_refusal refuse(char *text, vnic_refusal refusal, const char *why) {
 
 /* What this NIC does not do at all, or not in this size. */
 static vnic_refusal check_kind(const vnic_knobs *k, const vnic_work *w, uint64_t length, char *text) {
-    if (w->kind < VNIC_WRITE || w->kind > VNIC_READ) return refuse(text, VNIC_UNSUPPORTED, "no such operation");
-    if (w->kind == VNIC_ADD && !k->atomics) return refuse(text, VNIC_UNSUPPORTED, "the NIC has no atomics");
+    if (w->kind < VNIC_WRITE || w->kind > VNIC_SWAP) return refuse(text, VNIC_UNSUPPORTED, "no such operation");
+    const bool atomic = w->kind == VNIC_ADD || w->kind == VNIC_SWAP;
+    if (atomic && !k->atomics) return refuse(text, VNIC_UNSUPPORTED, "the NIC has no atomics");
     if (w->kind == VNIC_WRITE_IMM && !k->imm_bits) return refuse(text, VNIC_UNSUPPORTED, "the NIC has no immediates");
     if (w->kind == VNIC_READ && !k->has_read) return refuse(text, VNIC_UNSUPPORTED, "the NIC has no reads");
     if (!(w->flags & VNIC_SIGNALLED) && !k->unsignalled_ok)
@@ -25,7 +26,8 @@ static vnic_refusal check_kind(const vnic_knobs *k, const vnic_work *w, uint64_t
         return refuse(text, VNIC_UNSUPPORTED, "the NIC has no fence");
     if (w->flags & VNIC_VISIBLE && !k->visible_on_request && k->completion_level != VNIC_LEVEL_DELIVERY)
         return refuse(text, VNIC_UNSUPPORTED, "the NIC cannot be asked for a completion that means visible");
-    if (w->sges > VNIC_MAX_SGES || w->sges > k->max_sge || (w->kind == VNIC_READ && w->sges != 1))
+    if (w->sges > VNIC_MAX_SGES || w->sges > k->max_sge || (w->kind == VNIC_READ && w->sges != 1) ||
+        (atomic && (w->sges > 1 || (w->sges && w->sge[0].length != 8))))
         return refuse(text, VNIC_UNSUPPORTED, "more pieces of local memory than a request gathers");
     if (length > k->max_msg) {
         snprintf(text, 256, "%llu bytes, and the NIC's longest message has %llu", (unsigned long long)length,
@@ -67,9 +69,12 @@ static void take(struct conn *conn, const vnic_work *w, uint64_t length, bool po
     op->remote_address = w->remote_address;
     op->remote_key = w->remote_key;
     op->value = w->value;
+    op->compare = w->compare;
     op->cookie = w->cookie;
     op->seq = ++conn->seq;
-    op->rnr_left = (uint32_t)k->rnr_retries;
+    op->rnr_left = e->terms.rnr_retries;
+    if (op->kind == VNIC_WRITE_IMM) op->turn = conn->turns++;
+    op->doom = w->fails;
     append(conn, op);
     conn->outstanding++;
     e->outstanding++;
@@ -158,8 +163,9 @@ vnic_refusal vnic_post(struct vnic_endpoint *e, uint32_t peer, const vnic_work *
     const uint32_t poisoned = n > 1 && fault(f, VNIC_FAULT_ERROR_IN_BATCH, e->rank, peer, NULL) ? n / 2 : n;
     vnic_refusal refusal = VNIC_TAKEN;
     for (uint32_t i = 0; i < limit; i++) {
-        uint64_t length = work[i].kind == VNIC_ADD ? 8 : 0;
-        for (uint32_t s = 0; s < work[i].sges && s < VNIC_MAX_SGES; s++) length += work[i].sge[s].length;
+        const bool atomic = work[i].kind == VNIC_ADD || work[i].kind == VNIC_SWAP;
+        uint64_t length = atomic ? 8 : 0;
+        for (uint32_t s = 0; s < work[i].sges && s < VNIC_MAX_SGES && !atomic; s++) length += work[i].sge[s].length;
         refusal = check_kind(k, &work[i], length, text);
         if (refusal != VNIC_TAKEN) break;
         if ((k->per_peer_qp ? conn->outstanding : e->outstanding) >= k->max_wr) {

@@ -159,12 +159,46 @@ vnic_region *vnic_region_of(const vnic_fabric *f, uint32_t id); /* NULL: there n
 
 /* -------------------------------------------------------------------------------------------------------- endpoints */
 
+typedef enum vnic_status {
+    VNIC_OK = 0,
+    VNIC_LOCAL_LENGTH,
+    VNIC_LOCAL_OPERATION,
+    VNIC_LOCAL_ACCESS,
+    VNIC_FLUSHED,
+    VNIC_REMOTE_INVALID,
+    VNIC_REMOTE_ACCESS,
+    VNIC_REMOTE_OPERATION,
+    VNIC_RETRY_EXCEEDED,
+    VNIC_RNR_EXCEEDED,
+    VNIC_UNKNOWN_PEER,
+    VNIC_UNREACHABLE,
+    VNIC_ABORTED,
+    VNIC_GENERAL,
+    VNIC_STATUSES
+} vnic_status;
+
+/* What a connection may have agreed on, where the NIC lets it. */
+typedef struct vnic_terms {
+    uint32_t rnr_retries; /* where knob rnr is retry; VNIC_ANY: for ever */
+    uint64_t rnr_ns;      /* between them */
+    uint64_t retry_ns;    /* towards a silent peer; UINT64_MAX: for ever */
+} vnic_terms;
+
 typedef struct vnic_endpoint_config {
     uint32_t rank; /* of the fabric: whom to wake, who dies */
     uint32_t self; /* own number among the peers */
     uint32_t peers;
     uint32_t cq_entries;
-    uint32_t receives_peer; /* receives that are posted for each peer at connect */
+    uint32_t receives_peer;  /* receives that are posted for each peer at connect */
+    const vnic_terms *terms; /* copied; NULL: what the knobs say */
+    /* Immediates of a connection are received in posting order, one after the other, and where writes are ordered
+     * nothing overtakes one that waits for its receive: reliable connections that carry messages. Of the initiator's
+     * endpoint. */
+    bool in_turn;
+    /* The target's receives are the owner's own: called where an immediate would enter the completion queue, which it
+     * then does not. VNIC_OK: taken; VNIC_RNR_EXCEEDED: there is none; anything else is what the request ends with. */
+    vnic_status (*receive)(void *context, uint64_t cookie /* of the request */);
+    void *receive_context;
 } vnic_endpoint_config;
 
 /* NULL and text (256 bytes): no queue pairs left, or no memory. */
@@ -181,7 +215,13 @@ void vnic_connect(vnic_endpoint *e, uint32_t peer, uint32_t remote_endpoint);
 bool vnic_disconnect(vnic_endpoint *e, uint32_t peer);
 void vnic_replenish(vnic_endpoint *e, uint32_t peer, uint32_t n);
 
-typedef enum vnic_op_kind { VNIC_WRITE = 1, VNIC_ADD = 2, VNIC_WRITE_IMM = 3, VNIC_READ = 4 } vnic_op_kind;
+typedef enum vnic_op_kind {
+    VNIC_WRITE = 1,
+    VNIC_ADD = 2,
+    VNIC_WRITE_IMM = 3,
+    VNIC_READ = 4,
+    VNIC_SWAP = 5 /* compare and swap */
+} vnic_op_kind;
 
 #define VNIC_SIGNALLED (1u << 0)
 #define VNIC_FENCE (1u << 1)
@@ -194,14 +234,17 @@ typedef struct vnic_sge {
     uint32_t length;
 } vnic_sge;
 
-/* Length: the sum over the SGEs. An ADD has none, and a READ one, which is where to. */
+/* Length: the sum over the SGEs. A READ has one, which is where to; an ADD or SWAP none, or one of 8 bytes, where the
+ * old value goes. */
 typedef struct vnic_work {
     uint8_t kind, flags, sges;
     vnic_sge sge[VNIC_MAX_SGES];
     uint64_t remote_address; /* virtual or offset, as addr_mode says */
     uint64_t remote_key;
-    uint64_t value; /* to add; the immediate */
+    uint64_t value; /* to add; to store; the immediate */
+    uint64_t compare;
     uint64_t cookie;
+    uint8_t fails; /* vnic_status that the owner knows it will end with, once its turn comes; VNIC_OK: none */
 } vnic_work;
 
 typedef enum vnic_refusal {
@@ -233,24 +276,6 @@ uint32_t vnic_poll(vnic_endpoint *e, vnic_completion *completions, uint32_t max)
 void vnic_flush_local(vnic_endpoint *e, const vnic_region *region);
 
 /* ----------------------------------------------------------------------------------------------------------- status */
-
-typedef enum vnic_status {
-    VNIC_OK = 0,
-    VNIC_LOCAL_LENGTH,
-    VNIC_LOCAL_OPERATION,
-    VNIC_LOCAL_ACCESS,
-    VNIC_FLUSHED,
-    VNIC_REMOTE_INVALID,
-    VNIC_REMOTE_ACCESS,
-    VNIC_REMOTE_OPERATION,
-    VNIC_RETRY_EXCEEDED,
-    VNIC_RNR_EXCEEDED,
-    VNIC_UNKNOWN_PEER,
-    VNIC_UNREACHABLE,
-    VNIC_ABORTED,
-    VNIC_GENERAL,
-    VNIC_STATUSES
-} vnic_status;
 
 /* status.c: the number that the vendor's NIC gives, and its text. */
 int32_t vnic_vendor_code(vnic_vendor vendor, vnic_status status);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_verbs.c: the backends connectx, thor and pollara through the core, on a libibverbs made of software.
+ * test_verbs.c: the backends connectx, thor, pollara and efa through the core, on a libibverbs made of software.
  *
  * The contract holds on each (SIG-2, SIG-7, PUT-6), with every strategy that it can have; receivers are always ready;
  * limits of the vendors are kept; nothing is left behind.
@@ -66,6 +66,7 @@ static void setting_rank(thread_rank *r, void *argument) {
 #define MLX "mlx5_0;mlx5_1"
 #define BNXT "bnxt_re0,reuse=1;bnxt_re1"
 #define IONIC "ionic_0;ionic_1"
+#define EFA(generation) "efa0,gen=" #generation ";efa1,gen=" #generation
 
 static void test_settings(void) {
     static const struct setting settings[] = {
@@ -139,6 +140,19 @@ static void test_settings(void) {
          UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE,
          1},
         {BACKEND("connectx"), "rxe0;rxe1", {"rxe0", "rxe1"}, "limits_only=1", 0, UCCL_EP_STRATEGY_ORDERED_ATOMIC, 1},
+        /* Datagrams: receives posted and not, placed twice, inline, one NIC of all, two of each, held by the sender. */
+        {BACKEND("efa"), EFA(2), {"efa0", "efa1"}, "", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},
+        {BACKEND("efa"), EFA(3), {"efa0", "efa1"}, "", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 2},
+        {BACKEND("efa"), EFA(3), {"efa0", "efa0"}, "unsolicited=0", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},
+        {BACKEND("efa"), EFA(4), {"efa0", "efa1"}, "inline=64", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 1},
+        {BACKEND("efa"), EFA(4), {"efa0+efa1", "efa1+efa0"}, "", 0, UCCL_EP_STRATEGY_SEQUENCED_IMMEDIATE, 2},
+        {BACKEND("efa"),
+         EFA(3),
+         {"efa0", "efa1"},
+         "ack=visible",
+         UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
+         UCCL_EP_STRATEGY_SENDER_HOLD_MAILBOX,
+         1},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         fake_machine(settings[i].devices);
@@ -214,6 +228,8 @@ static void test_limits(void) {
          1},
         {BACKEND("pollara"), "ionic_0,inflight=2097152;ionic_1,inflight=2097152", {"ionic_0", "ionic_1"}, "", 0, 0, 1},
         {BACKEND("connectx"), MLX, {"mlx5_0", "mlx5_1"}, "", 0, 0, 2},
+        {BACKEND("efa"), EFA(2), {"efa0", "efa1"}, "", 0, 0, 2},
+        {BACKEND("efa"), EFA(3), {"efa0", "efa1"}, "", 0, 0, 2},
         /* The limit is the NIC's, and its proxies share it. */
         {BACKEND("thor"),
          "bnxt_re0,inflight=1572864,max_post=64;bnxt_re1,inflight=1572864,max_post=64",

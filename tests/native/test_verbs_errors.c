@@ -19,8 +19,10 @@ static const struct {
     {BACKEND("connectx"), "mlx5_0;mlx5_1;mlx5_2", {"mlx5_0", "mlx5_1", "mlx5_2"}},
     {BACKEND("thor"), "bnxt_re0,reuse=1;bnxt_re1,reuse=1;bnxt_re2", {"bnxt_re0", "bnxt_re1", "bnxt_re2"}},
     {BACKEND("pollara"), "ionic_0;ionic_1,reuse=1;ionic_2", {"ionic_0", "ionic_1", "ionic_2"}},
+    {BACKEND("efa"), "efa0;efa1,reuse=1;efa2", {"efa0", "efa1", "efa2"}}, /* its statuses: test_verbs_efa.c */
 };
 #define NICS (sizeof nics / sizeof *nics)
+#define WITH_CONNECTIONS 3u
 
 /* --------------------------------------------------------------------------------------------------------- control */
 
@@ -290,7 +292,7 @@ static uccl_ep_status expected_of(int wc_status) {
 static void test_statuses(void) {
     for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_GENERAL_ERR; status++) {
         if (test_scaled(100) < 100 && status % 5 != 2) continue;
-        const struct failure f = {.nic = (size_t)status % NICS,
+        const struct failure f = {.nic = (size_t)status % WITH_CONNECTIONS,
                                   .how = BREAK,
                                   .wc_status = status,
                                   .expected = expected_of(status),

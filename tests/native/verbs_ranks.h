@@ -38,10 +38,10 @@ static inline fake_ibverbs_stats fake_stats(void) {
 /* Nothing that was opened is left. */
 static inline void check_nothing_left(void) {
     const fake_ibverbs_stats s = fake_stats();
-    CHECK(!s.contexts && !s.pds && !s.mrs && !s.cqs && !s.srqs && !s.qps && !s.channels,
+    CHECK(!s.contexts && !s.pds && !s.mrs && !s.cqs && !s.srqs && !s.qps && !s.channels && !s.handles,
           "%" PRIu64 " contexts, %" PRIu64 " domains, %" PRIu64 " regions, %" PRIu64 " completion queues, %" PRIu64
-          " receive queues, %" PRIu64 " queue pairs",
-          s.contexts, s.pds, s.mrs, s.cqs, s.srqs, s.qps);
+          " receive queues, %" PRIu64 " queue pairs, %" PRIu64 " address handles",
+          s.contexts, s.pds, s.mrs, s.cqs, s.srqs, s.qps, s.handles);
 }
 
 static inline uccl_ep_config verbs_config(const char *library, const char *device, const char *options) {

@@ -11,6 +11,7 @@ from pathlib import Path
 CONNECTX7 = (0x15B3, 0x1021, "mlx5_core")
 THOR2 = (0x14E4, 0x1760, "bnxt_en")
 POLLARA = (0x1DD8, 0x1002, "ionic")
+EFA3 = (0x1D0F, 0xEFA3, "efa")
 STRANGER = (0x1AF4, 0x10F1, "strange")
 
 ROCE = (

@@ -65,7 +65,7 @@ def test_a_wrong_command_line_is_exit_code_2(wrong: list[str]) -> None:
 def test_a_wrong_name_lists_the_right_ones() -> None:
     """M9."""
     said = uccl_ep_command("devices", "--backend", "shn", COLUMNS="200").stderr
-    assert "known: connectx, pollara, shm, sim, thor" in said
+    assert "known: connectx, efa, pollara, shm, sim, thor" in said
     assert "did you mean 'shm'?" in said
     said = uccl_ep_command("doctr", COLUMNS="200").stderr
     assert "known: backends, " in said

@@ -410,4 +410,4 @@ def test_a_wrong_backend_has_a_nearest_one(command: str) -> None:
     """M9."""
     done = uccl_ep_command(command, "--backend", "conectx", COLUMNS="200")
     assert done.returncode == 2
-    assert "known: connectx, pollara, shm, sim, thor; did you mean 'connectx'?" in done.stderr
+    assert "known: connectx, efa, pollara, shm, sim, thor; did you mean 'connectx'?" in done.stderr

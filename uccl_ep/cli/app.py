@@ -26,6 +26,7 @@ _ELSEWHERE = {
     "explore": ("uccl_ep.explorer.cli", "explore"),
     "demo": ("uccl_ep.demo.cli", "demo"),
     "perf": ("uccl_ep.perf.cli", "perf"),
+    "lab": ("uccl_ep.lab.cli", "app"),
 }
 
 
@@ -53,9 +54,12 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def _as_command(name: str, function: Callable[..., Any]) -> Any:
-    alone = typer.Typer(add_completion=False)
-    alone.command(name)(function)
+def _as_command(name: str, function: Callable[..., Any] | typer.Typer) -> Any:
+    if isinstance(function, typer.Typer):  # it has commands of its own
+        alone = function
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(function)
     command = get_command(alone)
     command.name = name
     return command

@@ -42,7 +42,7 @@ LANES: Mapping[str, Lane] = {
             "Visibility in device memory (PCIe ordering, GPU caches): memory here is the CPU's, coherent.",
             "Orderings that this CPU never shows: the weak-memory check of the ring and virtual NICs are for those.",
         ),
-        weakest={"shm": {"backend_options": "promise=unordered"}, "pollara": {}},
+        weakest={"shm": {"backend_options": "promise=unordered"}, "pollara": {}, "efa": {}},
     ),
     "sim": Lane(
         name="sim",
@@ -85,7 +85,7 @@ LANES: Mapping[str, Lane] = {
         effort=0.1,
         economy=0.2,
         patience=6.0,
-        weakest={"pollara": {}},
+        weakest={"pollara": {}, "efa": {}},
         devices=("rxe0", "rxe1"),
     ),
 }

@@ -6,7 +6,7 @@ boots and keeps it, guest.py boots it and brings back what a command in it did, 
 In the guest wire.py makes the devices, impairs the wire and counts. docs/softroce.md says what that shows.
 """
 
+from .._fetched import Missing
 from .guest import Guest, GuestDied, Outcome
-from .machine import Missing
 
 __all__ = ["Guest", "GuestDied", "Missing", "Outcome"]

@@ -16,8 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import _fetched
+from .._fetched import Missing
 from . import kernel
-from .machine import Machine, Missing
+from .machine import Machine
 
 _INIT = Path(__file__).with_name("init.sh")
 _KEPT = 3  # images; the longest unused go
@@ -86,7 +88,7 @@ def prepare(machine: Machine, cache: Path) -> Image:
     name = f"image-{found.version}-{hashlib.sha256(hashlib.sha256(compressed).digest() + files).hexdigest()[:16]}"
     folder = cache / name
     if not _whole(folder):
-        with kernel.locked(cache):
+        with _fetched.locked(cache):
             if not _whole(folder):
                 _make(folder, uncompressed(compressed), files)
             _prune(cache, folder)
@@ -97,7 +99,7 @@ def _whole(folder: Path) -> bool:
     try:
         digests = json.loads((folder / "digests.json").read_text())
         return set(digests) == {"kernel", "files"} and all(
-            kernel.digest(folder / name) == value for name, value in digests.items()
+            _fetched.digest(folder / name) == value for name, value in digests.items()
         )
     except (OSError, ValueError, TypeError):
         return False
@@ -108,9 +110,9 @@ def _make(folder: Path, elf: bytes, files: bytes) -> None:
     try:
         (partial / "kernel").write_bytes(elf)
         (partial / "files").write_bytes(files)
-        digests = {name: kernel.digest(partial / name) for name in ("kernel", "files")}
+        digests = {name: _fetched.digest(partial / name) for name in ("kernel", "files")}
         (partial / "digests.json").write_text(json.dumps(digests))
-        kernel.place(partial, folder)
+        _fetched.place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -7,8 +7,6 @@ that neither depmod nor root is. Of a package only these are kept. apt does the 
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import lzma
 import os
@@ -16,13 +14,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .machine import Missing
+from .._fetched import Missing, digest, locked, place, run
 
 # What the guest loads, beside what these depend on. crc32 is asked for by name when a device is made, crc32c when
 # modules are: no file names them.
@@ -32,8 +27,6 @@ WANTED = (
 # Debian's and Ubuntu's packages that depend on the current kernel.
 _META = ("linux-image-amd64", "linux-image-generic")
 _PARTS = re.compile(r"linux-(?:image|binary|modules|modules-extra)-\d[^\s,|(]*")
-_FETCH_SECONDS = 600.0
-_LOCK_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -135,34 +128,6 @@ def _kept(cache: Path) -> Kernel | None:
     return None
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def locked(cache: Path, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """One process at a time writes there; what one that died left half done goes."""
-    with open(os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as lock:
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise Missing(f"{cache} is in use by another process for more than {seconds:g} s: end it") from None
-                time.sleep(0.1)
-        for path in cache.glob("partial-*"):
-            shutil.rmtree(path, ignore_errors=True)
-        yield
-
-
-def place(partial: Path, final: Path) -> None:
-    """A folder that is whole takes its name; a damaged one of that name goes."""
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-
-
 def _fetch(cache: Path) -> Kernel:
     with locked(cache):
         kernel = _kept(cache)  # another process may have been faster
@@ -171,9 +136,9 @@ def _fetch(cache: Path) -> Kernel:
         packages = _packages()
         partial = Path(tempfile.mkdtemp(prefix="partial-", dir=cache))
         try:
-            _run(["apt-get", "-q", "download", *packages], partial, "apt-get update, then again")
+            run(["apt-get", "-q", "download", *packages], partial, "apt-get update, then again")
             for package in sorted(partial.glob("*.deb")):
-                _run(["dpkg-deb", "-x", str(package), "unpacked"], partial, "free space on that disk")
+                run(["dpkg-deb", "-x", str(package), "unpacked"], partial, "free space on that disk")
             whole = installed(partial / "unpacked")
             if whole is None:
                 raise Missing(
@@ -221,19 +186,6 @@ def _parts_of(package: str) -> list[str]:
     )  # fmt: skip
     depends = re.search(r"^Depends: (.*)$", shown.stdout, re.MULTILINE)
     return _PARTS.findall(depends[1]) if depends else []
-
-
-def _run(command: list[str], folder: Path, remedy: str) -> None:
-    try:
-        done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=_FETCH_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise Missing(f"{' '.join(command)} did not end within {_FETCH_SECONDS:g} s") from None
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith(("E:", "dpkg"))] or [done.stderr.strip()]
-        raise Missing(f"{' '.join(command)}: {errors[-1]} (try: {remedy})")
 
 
 def _keep(kernel: Kernel, root: Path, kept: Path) -> None:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from .. import _fetched
+from .._fetched import Missing
 
 # Where Debian and others keep what only root runs; a user's PATH may lack them.
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _PROVIDERS = ("/usr/lib/*/libibverbs", "/usr/lib64/libibverbs", "/usr/lib/libibverbs")
 _PT_INTERP = 3
-
-
-class Missing(Exception):
-    """The machine lacks something. One line, with the command that mends it."""
 
 
 @dataclass(frozen=True)
@@ -78,22 +76,4 @@ def find() -> Machine:
 
 
 def cache_folder() -> Path:
-    """Of this user alone: what lies there is booted with the user's files in sight."""
-    folder = os.environ.get("UCCL_EP_CACHE_DIR")
-    if folder == "":
-        raise Missing("UCCL_EP_CACHE_DIR is empty, and a guest needs a folder for its kernel: unset it, or name one")
-    if folder is None:
-        from platformdirs import user_cache_dir
-
-        folder = user_cache_dir("uccl_ep", appauthor=False)
-    path = Path(folder).absolute() / "softroce"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = os.lstat(path)
-    except OSError as error:
-        raise Missing(
-            f"{path}, for the guest's kernel: {error.strerror}; UCCL_EP_CACHE_DIR names another place"
-        ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise Missing(f"{path} is not a folder of this user alone: chmod 700, or remove it")
-    return path
+    return _fetched.cache_folder("softroce", "the guest's kernel")

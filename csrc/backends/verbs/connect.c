@@ -7,7 +7,7 @@
  * destroyed and a new one made for the next connection: what is still on its way to the old one finds nobody, and a
  * completion of it carries an old generation, or the number of a queue pair that is no more.
  */
-#include "verbs.h"
+#include "rc.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

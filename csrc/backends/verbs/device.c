@@ -103,10 +103,9 @@ static uint32_t smaller(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-static void limits_of(const verbs_options *options, verbs_found *found) {
+verbs_limits verbs_common_limits(const verbs_options *options, const verbs_found *found) {
     const struct ibv_device_attr *a = &found->attributes;
-    verbs_limits *l = &found->limits;
-    *l = (verbs_limits){
+    verbs_limits limits = (verbs_limits){
         .max_qp = positive(a->max_qp),
         .max_qp_wr = positive(a->max_qp_wr),
         .max_cqe = positive(a->max_cqe),
@@ -118,6 +117,7 @@ static void limits_of(const verbs_options *options, verbs_found *found) {
         .max_region = a->max_mr_size,
         .atomics = a->atomic_cap != IBV_ATOMIC_NONE,
     };
+    verbs_limits *l = &limits;
     verbs_this_vendor.limit(a, l);
     if (options->rd_atomic != VERBS_UNSET) {
         l->initiator_depth = smaller(l->initiator_depth, (uint32_t)options->rd_atomic);
@@ -126,6 +126,7 @@ static void limits_of(const verbs_options *options, verbs_found *found) {
     if (options->inline_bytes != VERBS_UNSET) l->inline_bytes = (uint32_t)options->inline_bytes;
     if (options->srq == 0) l->max_srq_wr = 0;
     if (options->atomics == 0 || !l->initiator_depth || !l->responder_depth) l->atomics = false;
+    return limits;
 }
 
 static const char *other_backend(uint32_t vendor_id) {
@@ -174,26 +175,15 @@ static void look_open(const verbs_library *library, const verbs_options *options
                  verbs_model_name(&found->attributes, text), verbs_this_vendor.models[0].name);
         return;
     }
-    if (device->transport_type != IBV_TRANSPORT_IB) {
-        snprintf(found->unusable, sizeof found->unusable,
-                 "no InfiniBand or RoCE (transport %d): it has no reliable connections with immediates",
-                 device->transport_type);
-        return;
-    }
     char text[VERBS_TEXT];
-    if (!verbs_port_choose(library, options, context, found->name, found->attributes.phys_port_cnt, &found->port,
-                           &found->port_attributes, text)) {
+    if (!verbs_this_transport.look(library, options, device, context, found, text)) {
         snprintf(found->unusable, sizeof found->unusable, "%s", text);
         return;
     }
-    limits_of(options, found);
     if (options->atomics == 1 && found->attributes.atomic_cap == IBV_ATOMIC_NONE)
         snprintf(found->unusable, sizeof found->unusable, "atomics=1, and it has none (atomic_cap NONE)");
     else if (options->srq == 1 && !found->limits.max_srq_wr)
         snprintf(found->unusable, sizeof found->unusable, "srq=1, and it has no shared receive queues");
-    else if (found->limits.max_qp_wr < 4 || found->limits.max_cqe < 16 || !found->limits.max_sge)
-        snprintf(found->unusable, sizeof found->unusable, "queues of %u requests and %u completions are too small",
-                 found->limits.max_qp_wr, found->limits.max_cqe);
 }
 
 void verbs_look(const verbs_library *library, const verbs_options *options, struct ibv_device *device,
@@ -248,7 +238,7 @@ uccl_ep_status verbs_query(const uccl_ep_host *host, uint32_t index, uccl_ep_dev
     verbs_library library;
     verbs_options options;
     uccl_ep_status status = verbs_options_parse(host, "", &options);
-    if (status == UCCL_EP_OK) status = verbs_library_open(host, "", &library);
+    if (status == UCCL_EP_OK) status = verbs_library_open(host, &options, &library);
     if (status != UCCL_EP_OK) return status;
     int count = 0;
     errno = 0;

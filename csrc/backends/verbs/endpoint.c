@@ -7,7 +7,7 @@
  * completion queue holds every work request that can be outstanding, since all of them complete when a queue pair
  * breaks, signalled or not; every receive; and one more for each peer, the last of a connection.
  */
-#include "verbs.h"
+#include "rc.h"
 
 #include <errno.h>
 #include <inttypes.h>

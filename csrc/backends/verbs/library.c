@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,7 +33,35 @@ static uccl_ep_status check_descriptors(const uccl_ep_host *host) {
                       strerror(error), error, DESCRIPTORS);
 }
 
-uccl_ep_status verbs_library_open(const uccl_ep_host *host, const char *path, verbs_library *library) {
+/* The vendor's own library: as asked for, else beside a libibverbs that was given by its path, else where the loader
+ * looks. It links to libibverbs.so.1 itself, and has to find the one that is loaded. */
+static uccl_ep_status open_own(const uccl_ep_host *host, const verbs_options *options, verbs_library *library) {
+    const verbs_transport *t = &verbs_this_transport;
+    char beside[sizeof library->path + 32];
+    const char *path = options->own_library;
+    if (!path[0]) path = getenv(t->environment);
+    if (!path || !path[0]) {
+        const char *slash = strrchr(library->path, '/');
+        snprintf(beside, sizeof beside, "%.*s/%s", slash ? (int)(slash - library->path) : 0, library->path, t->library);
+        path = slash && !access(beside, F_OK) ? beside : t->library;
+    }
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *why = dlerror();
+        return verbs_fail(host, UCCL_EP_E_NO_DEVICE, 0, "%s is missing (%.110s): %s", t->library, why ? why : path,
+                          t->remedy);
+    }
+    for (uint32_t i = 0; i < VERBS_OWN; i++) {
+        *(void **)(void *)&library->own[i] = dlsym(handle, t->functions[i]);
+        if (!library->own[i])
+            return verbs_fail(host, UCCL_EP_E_NO_DEVICE, 0, "%.110s lacks %s, it is too old: %s", path, t->functions[i],
+                              t->remedy);
+    }
+    return UCCL_EP_OK;
+}
+
+uccl_ep_status verbs_library_open(const uccl_ep_host *host, const verbs_options *options, verbs_library *library) {
+    const char *path = options->library;
     memset(library, 0, sizeof *library);
     if (!path[0]) path = getenv("UCCL_EP_LIBIBVERBS");
     if (!path || !path[0]) path = DEFAULT_LIBRARY;
@@ -59,5 +88,5 @@ uccl_ep_status verbs_library_open(const uccl_ep_host *host, const char *path, ve
                           #name);
     VERBS_FUNCTIONS(TAKE)
 #undef TAKE
-    return UCCL_EP_OK;
+    return verbs_this_transport.library ? open_own(host, options, library) : UCCL_EP_OK;
 }

@@ -120,7 +120,7 @@ uccl_ep_status verbs_region_register(uccl_ep_device *d, uccl_ep_region region, c
         for (chunk = page(); chunk * 2 <= largest; chunk *= 2) {
         }
     const uint64_t chunks = (memory->bytes + chunk - 1) / chunk;
-    if ((chunk >> 62 == 0 && largest < chunk) || chunks > VERBS_MAX_CHUNKS ||
+    if ((chunk >> 62 == 0 && largest < chunk) || chunks > verbs_this_transport.max_chunks ||
         VERBS_BLOB_HEAD + d->nics * chunks * sizeof(uint32_t) > UCCL_EP_MAX_BLOB_BYTES)
         return verbs_fail(d->host, UCCL_EP_E_REGISTRATION, 0,
                           "%s: %" PRIu64 " bytes, and %s registers %" PRIu64 " at a time: register less",
@@ -201,7 +201,7 @@ uccl_ep_status verbs_region_import(uccl_ep_device *d, uint32_t peer, uccl_ep_reg
                           d->peers);
     if (bytes >= VERBS_BLOB_HEAD) memcpy(&theirs, blob, VERBS_BLOB_HEAD);
     if (bytes < VERBS_BLOB_HEAD || theirs.magic != VERBS_REGION_MAGIC || theirs.region != (uint32_t)region ||
-        theirs.nics != d->nics || !theirs.chunks || theirs.chunks > VERBS_MAX_CHUNKS ||
+        theirs.nics != d->nics || !theirs.chunks || theirs.chunks > verbs_this_transport.max_chunks ||
         bytes != VERBS_BLOB_HEAD + (size_t)theirs.nics * theirs.chunks * sizeof(uint32_t) || !theirs.bytes ||
         !theirs.chunk || theirs.chunk & (theirs.chunk - 1) || theirs.chunk < LEAST_PIECE || theirs.chunk > 1ull << 62 ||
         (theirs.bytes - 1) / theirs.chunk != theirs.chunks - 1u || theirs.bytes > UINT64_MAX - theirs.address)

@@ -79,6 +79,10 @@ static uint64_t gpu_promises(const verbs_library *library, const verbs_options *
     if (flags & UCCL_EP_CAP_SIGNALS_STRICT && gpu->writes_ordering != UCCL_EP_WRITES_UNORDERED)
         flags |= UCCL_EP_CAP_DEVICE_SIGNALS; /* in one device they are in order again */
     if (gpu->memory_kind != UCCL_EP_MEMORY_EMULATED) flags &= ~(uint64_t)UCCL_EP_CAP_SIGNALS_STRICT;
+    if (verbs_this_transport.flush_gpu && gpu->can_flush) {
+        flags &= ~(uint64_t)UCCL_EP_CAP_IMM_VISIBLE;
+        flags |= UCCL_EP_CAP_FLUSH_LOCAL;
+    }
     if (gpu->writes_ordering == UCCL_EP_WRITES_UNORDERED) {
         /* A read by the NIC that wrote is the flush that MEM-3 names: READ_FLUSHES stays. */
         flags &= ~(uint64_t)(UCCL_EP_CAP_IMM_VISIBLE | UCCL_EP_CAP_SIGNALS_STRICT);
@@ -87,54 +91,29 @@ static uint64_t gpu_promises(const verbs_library *library, const verbs_options *
     return flags;
 }
 
-/*
- * What reliable connections guarantee (InfiniBand Architecture Specification, volume 1, release 1.6, chapter 9):
- *  - requests of a queue pair are executed once and in order, completed in order, and after one that failed none is
- *    (9.4, 9.9; queue pair in the error state);
- *  - a completed write is acknowledged by the responder, which is not visibility: an application may rely on the
- *    bytes once a later immediate has been received or a later atomic was executed (o9-20);
- *  - a read is executed after the writes before it, and its answer pushes them ahead of itself (PCI Express, table of
- *    ordering rules: a completion does not pass a posted write).
- * That writes become visible in the order of their requests is more, and a vendor's promise. Relaxed ordering takes it
- * away: what stays is that a received immediate says that earlier bytes are visible (ibv_reg_mr(3)).
- */
 void verbs_capabilities(const verbs_library *library, const verbs_options *options, const verbs_found *found,
                         uint32_t nics, const uccl_ep_host *host, uccl_ep_caps *caps) {
     const verbs_limits *l = &found->limits;
-    uint64_t flags = UCCL_EP_CAP_HOST_MEMORY | UCCL_EP_CAP_COMPLETES_IN_ORDER | UCCL_EP_CAP_UNSIGNALLED |
-                     UCCL_EP_CAP_NO_DUPLICATES | UCCL_EP_CAP_ERROR_STOPS | UCCL_EP_CAP_IMM_NEEDS_RECEIVE |
-                     UCCL_EP_CAP_IMM_VISIBLE;
-    if (l->atomics) flags |= UCCL_EP_CAP_ATOMIC_ADD64;
-    if (l->atomics && nics == 1 && found->attributes.atomic_cap == IBV_ATOMIC_GLOB)
-        flags |= UCCL_EP_CAP_ATOMIC_COHERENT;
-    if (l->ordered && !options->relaxed) {
-        flags |= UCCL_EP_CAP_ORDER_WRITE_WRITE | UCCL_EP_CAP_ORDER_WRITE_ATOMIC | UCCL_EP_CAP_SIGNALS_STRICT |
-                 UCCL_EP_CAP_ORDER_WRITE_IMM;
-    }
-    if (l->initiator_depth && l->responder_depth && !options->relaxed) flags |= UCCL_EP_CAP_READ_FLUSHES;
-    if (host->size >= offsetof(uccl_ep_host, gpu_info) + sizeof host->gpu_info && host->gpu_info)
-        flags = gpu_promises(library, options, host, flags);
-    const uint64_t chunks = smaller64(VERBS_MAX_CHUNKS, 96 / nics);
+    const uint64_t chunks = smaller64(verbs_this_transport.max_chunks, 96 / nics);
     const uint32_t half = l->max_cqe / 2;
     *caps = (uccl_ep_caps){
         .size = sizeof *caps,
         .completion_level = options->visible ? UCCL_EP_COMPLETION_VISIBLE : UCCL_EP_COMPLETION_DELIVERED,
-        .flags = flags,
+        .flags = UCCL_EP_CAP_HOST_MEMORY,
         .max_message_bytes = smaller64(l->max_message ? l->max_message : 1ull << 31, 1ull << 31),
         .max_inflight_bytes = l->max_inflight_bytes,
         .max_region_bytes = l->max_region && l->max_region < 1ull << 48 ? power_below(l->max_region) * chunks : 0,
-        .max_inflight_peer = l->max_qp_wr - 1, /* the last one is for the end of a connection */
-        .max_inflight_endpoint = half / VERBS_PARTS,
+        .max_peers = VERBS_MAX_PEERS,
         .max_batch = l->max_batch,
-        .max_peers = l->max_qp && l->max_qp < VERBS_MAX_PEERS ? l->max_qp : VERBS_MAX_PEERS,
         .max_inline_bytes = l->inline_bytes,
         .immediate_bits = 32,
-        .responder_atomics = l->device_responders,
         .adding_nics = nics,
+        /* Half of a completion queue, less what the ends of connections take; and the receives themselves. */
+        .max_receives = half > 256 ? half - 128 : half / 2,
     };
-    /* The other half of the completion queue, less what the ends of connections take; and the receives themselves. */
-    caps->max_receives = half > 256 ? half - 128 : half / 2;
-    if (l->max_srq_wr && l->max_srq_wr < caps->max_receives) caps->max_receives = l->max_srq_wr;
+    verbs_this_transport.promise(options, found, nics, caps);
+    if (host->size >= offsetof(uccl_ep_host, gpu_info) + sizeof host->gpu_info && host->gpu_info)
+        caps->flags = gpu_promises(library, options, host, caps->flags);
 }
 
 /* The weakest of both, for NICs of one rank. */
@@ -148,6 +127,7 @@ static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
     LEAST(max_inflight_peer)
     LEAST(max_inflight_endpoint)
     LEAST(max_batch)
+    LEAST(max_endpoints)
     LEAST(max_peers)
     LEAST(responder_atomics)
     LEAST(max_receives)
@@ -174,12 +154,14 @@ static uccl_ep_status prepare(uccl_ep_device *d, verbs_nic *nic) {
         return verbs_fail(d->host, UCCL_EP_E_REGISTRATION, error, "%s: a page cannot be registered: %s (errno %d)%s",
                           name, strerror(error), error, verbs_registration_remedy(error, UCCL_EP_MEMORY_HOST));
     }
-    memory = mmap(NULL, QP_NUMBERS * sizeof *nic->qp_peer, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED)
-        return verbs_fail(d->host, UCCL_EP_E_NO_MEMORY, errno,
-                          "no address space for the queue pairs of %s (32 MiB): raise ulimit -v", name);
-    nic->qp_peer = memory;
+    if (verbs_this_transport.by_number) {
+        memory = mmap(NULL, QP_NUMBERS * sizeof *nic->qp_peer, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED)
+            return verbs_fail(d->host, UCCL_EP_E_NO_MEMORY, errno,
+                              "no address space for the queue pairs of %s (32 MiB): raise ulimit -v", name);
+        nic->qp_peer = memory;
+    }
     /* events() must not wait for one. */
     const int flags = fcntl(nic->context->async_fd, F_GETFL);
     if (flags < 0 || fcntl(nic->context->async_fd, F_SETFL, flags | O_NONBLOCK) < 0)
@@ -294,7 +276,7 @@ uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, con
     if (!d) return verbs_fail(host, UCCL_EP_E_NO_MEMORY, ENOMEM, "no memory for a device");
     d->host = host;
     uccl_ep_status status = verbs_options_parse(host, options, &d->options);
-    if (status == UCCL_EP_OK) status = verbs_library_open(host, d->options.library, &d->library);
+    if (status == UCCL_EP_OK) status = verbs_library_open(host, &d->options, &d->library);
     if (status == UCCL_EP_OK) {
         survive_forks(d);
         status = open_nics(d, name);

@@ -16,30 +16,32 @@ static const struct row {
     const char *key;
     size_t offset;
     int32_t least, most, otherwise;
+    uint32_t transports;
 } rows[] = {
-#define ROW(key, member, least, most, otherwise)                                                                       \
-    { key, offsetof(verbs_options, member), least, most, otherwise }
-    ROW("port", port, 1, 255, VERBS_UNSET),
-    ROW("gid", gid, 0, 255, VERBS_UNSET),
-    ROW("pkey", pkey, 1, 0xffff, VERBS_UNSET),
-    ROW("mtu", mtu, 256, 4096, VERBS_UNSET),
-    ROW("hop_limit", hop_limit, 1, 255, 64), /* 1 would end at the first router */
-    ROW("traffic_class", traffic_class, 0, 255, 0),
-    ROW("service_level", service_level, 0, 15, 0),
-    ROW("flow_label", flow_label, 0, 0xfffff, 0),
-    ROW("udp_sport", udp_sport, 0xc000, 0xffff, VERBS_UNSET),
-    ROW("timeout", timeout, 1, 31, 14), /* 4.096 us * 2^n: 67 ms */
-    ROW("retry", retry, 0, 6, 6),
-    ROW("rnr_retry", rnr_retry, 0, 6, 6),
-    ROW("rnr_timer", rnr_timer, 0, 31, 12), /* 0.64 ms */
-    ROW("rd_atomic", rd_atomic, 1, 255, VERBS_UNSET),
-    ROW("inline", inline_bytes, 0, 1024, VERBS_UNSET),
-    ROW("relaxed", relaxed, 0, 1, 0),
-    ROW("limits_only", limits_only, 0, 1, 0),
-    ROW("srq", srq, 0, 1, VERBS_UNSET),
-    ROW("atomics", atomics, 0, 1, VERBS_UNSET),
-    ROW("dmabuf", dmabuf, 0, 1, 1),
-    ROW("calls", calls, 0, 1, 1),
+#define ROW(key, member, least, most, otherwise, transports)                                                           \
+    { key, offsetof(verbs_options, member), least, most, otherwise, transports }
+    ROW("port", port, 1, 255, VERBS_UNSET, VERBS_RC),
+    ROW("gid", gid, 0, 255, VERBS_UNSET, VERBS_RC),
+    ROW("pkey", pkey, 1, 0xffff, VERBS_UNSET, VERBS_RC),
+    ROW("mtu", mtu, 256, 4096, VERBS_UNSET, VERBS_RC),
+    ROW("hop_limit", hop_limit, 1, 255, 64, VERBS_RC), /* 1 would end at the first router */
+    ROW("traffic_class", traffic_class, 0, 255, 0, VERBS_RC),
+    ROW("service_level", service_level, 0, 15, 0, VERBS_RC | VERBS_SRD),
+    ROW("flow_label", flow_label, 0, 0xfffff, 0, VERBS_RC),
+    ROW("udp_sport", udp_sport, 0xc000, 0xffff, VERBS_UNSET, VERBS_RC),
+    ROW("timeout", timeout, 1, 31, 14, VERBS_RC), /* 4.096 us * 2^n: 67 ms */
+    ROW("retry", retry, 0, 6, 6, VERBS_RC),
+    ROW("rnr_retry", rnr_retry, 0, 6, 6, VERBS_RC | VERBS_SRD),
+    ROW("rnr_timer", rnr_timer, 0, 31, 12, VERBS_RC), /* 0.64 ms */
+    ROW("rd_atomic", rd_atomic, 1, 255, VERBS_UNSET, VERBS_RC),
+    ROW("inline", inline_bytes, 0, 1024, VERBS_UNSET, VERBS_RC | VERBS_SRD),
+    ROW("relaxed", relaxed, 0, 1, 0, VERBS_RC),
+    ROW("limits_only", limits_only, 0, 1, 0, VERBS_RC),
+    ROW("srq", srq, 0, 1, VERBS_UNSET, VERBS_RC),
+    ROW("atomics", atomics, 0, 1, VERBS_UNSET, VERBS_RC),
+    ROW("dmabuf", dmabuf, 0, 1, 1, VERBS_RC | VERBS_SRD),
+    ROW("calls", calls, 0, 1, 1, VERBS_RC),
+    ROW("unsolicited", unsolicited, 0, 1, VERBS_UNSET, VERBS_SRD),
 #undef ROW
 };
 #define ROWS (sizeof rows / sizeof *rows)
@@ -50,9 +52,11 @@ static int32_t *member(verbs_options *options, const struct row *row) {
 
 static uccl_ep_status unknown(const uccl_ep_host *host, const char *key) {
     char text[VERBS_TEXT];
-    size_t used = (size_t)snprintf(text, sizeof text, "no option '%.32s'; there are library ack", key);
+    size_t used = (size_t)snprintf(text, sizeof text, "no option '%.32s'; there are library ack%s", key,
+                                   verbs_this_transport.library ? " own_library" : "");
     for (size_t i = 0; i < ROWS && used < sizeof text; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, " %s", rows[i].key);
+        if (rows[i].transports & verbs_this_transport.options)
+            used += (size_t)snprintf(text + used, sizeof text - used, " %s", rows[i].key);
     return verbs_fail(host, UCCL_EP_E_INVALID, 0, "%s", text);
 }
 
@@ -79,6 +83,12 @@ static uccl_ep_status take(const uccl_ep_host *host, const char *key, const char
         strcpy(options->library, value);
         return UCCL_EP_OK;
     }
+    if (!strcmp(key, "own_library") && verbs_this_transport.library) {
+        if (strlen(value) >= sizeof options->own_library)
+            return verbs_fail(host, UCCL_EP_E_INVALID, 0, "own_library=: the path is too long");
+        strcpy(options->own_library, value);
+        return UCCL_EP_OK;
+    }
     if (!strcmp(key, "ack")) {
         options->visible = !strcmp(value, "visible");
         if (options->visible || !strcmp(value, "delivered")) return UCCL_EP_OK;
@@ -86,7 +96,8 @@ static uccl_ep_status take(const uccl_ep_host *host, const char *key, const char
                           value);
     }
     for (size_t i = 0; i < ROWS; i++)
-        if (!strcmp(key, rows[i].key)) return take_number(host, &rows[i], value, options);
+        if (rows[i].transports & verbs_this_transport.options && !strcmp(key, rows[i].key))
+            return take_number(host, &rows[i], value, options);
     return unknown(host, key);
 }
 

@@ -9,73 +9,14 @@
  * next. The NIC's queue counts requests, so room is counted in them; what a signalled request covers is free again once
  * it has completed.
  */
-#include "verbs.h"
+#include "rc.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#define KNOWN_FLAGS UCCL_EP_OPERATION_SIGNALLED
-
-static inline bool inside(uint64_t bytes, uint64_t offset, uint64_t length) {
-    return offset <= bytes && length <= bytes - offset;
-}
-
-static inline uint64_t length_of(const uccl_ep_operation *o) {
-    return o->kind == UCCL_EP_OPERATION_ADD64 ? sizeof(uint64_t) : o->length;
-}
-
-static inline const verbs_remote *remote_of(const uccl_ep_device *d, uint32_t peer, const uccl_ep_operation *o) {
-    return o->remote_region < UCCL_EP_REGIONS && d->remote[o->remote_region] ? &d->remote[o->remote_region][peer]
-                                                                             : NULL;
-}
-
-/* Can it be carried out? refusal() says why not. */
-static inline bool valid(const uccl_ep_endpoint *e, const uccl_ep_operation *o, const verbs_remote *remote) {
-    const uccl_ep_device *d = e->device;
-    const uint64_t length = length_of(o);
-    if (!remote || !inside(remote->bytes, o->remote_offset, length)) return false;
-    if (o->flags & ~KNOWN_FLAGS) return false;
-    if (o->kind == UCCL_EP_OPERATION_ADD64)
-        return o->remote_offset % sizeof(uint64_t) == 0 && d->caps.flags & UCCL_EP_CAP_ATOMIC_ADD64;
-    if (o->kind < UCCL_EP_OPERATION_WRITE || o->kind > UCCL_EP_OPERATION_READ) return false;
-    if (o->kind == UCCL_EP_OPERATION_WRITE_IMM && o->value > UINT32_MAX) return false;
-    if (o->kind == UCCL_EP_OPERATION_READ && !e->nic->found.limits.initiator_depth) return false;
-    return o->local_region < UCCL_EP_REGIONS && length <= d->caps.max_message_bytes &&
-           inside(d->region[o->local_region].bytes, o->local_offset, length);
-}
-
-__attribute__((cold, noinline)) static uccl_ep_status refusal(const uccl_ep_endpoint *e, uint32_t peer,
-                                                              const uccl_ep_operation *o, const verbs_remote *remote) {
-    const uccl_ep_device *d = e->device;
-    const uccl_ep_host *host = d->host;
-    const uint64_t length = length_of(o);
-    if (o->kind < UCCL_EP_OPERATION_WRITE || o->kind > UCCL_EP_OPERATION_READ || o->flags & ~KNOWN_FLAGS)
-        return verbs_fail(host, UCCL_EP_E_INVALID, 0, "an operation of kind %u with flags %#x: not promised", o->kind,
-                          o->flags);
-    if (o->kind == UCCL_EP_OPERATION_ADD64 && !(d->caps.flags & UCCL_EP_CAP_ATOMIC_ADD64))
-        return verbs_fail(host, UCCL_EP_E_UNSUPPORTED, 0, "an add, and the NIC has no atomics");
-    if (o->kind == UCCL_EP_OPERATION_READ && !e->nic->found.limits.initiator_depth)
-        return verbs_fail(host, UCCL_EP_E_UNSUPPORTED, 0, "a read, and the NIC has none (max_qp_init_rd_atom 0)");
-    if (!remote || !remote->bytes)
-        return verbs_fail(host, UCCL_EP_E_INVALID, 0, "region %u of rank %u was not imported", o->remote_region, peer);
-    if (!inside(remote->bytes, o->remote_offset, length))
-        return verbs_fail(host, UCCL_EP_E_RANGE, 0,
-                          "%" PRIu64 " bytes at offset %" PRIu64 " of a region of %" PRIu64 " bytes of rank %u", length,
-                          o->remote_offset, remote->bytes, peer);
-    if (o->kind == UCCL_EP_OPERATION_ADD64)
-        return verbs_fail(host, UCCL_EP_E_ALIGNMENT, 0, "an add at offset %" PRIu64 ": words are aligned to 8 bytes",
-                          o->remote_offset);
-    if (o->kind == UCCL_EP_OPERATION_WRITE_IMM && o->value > UINT32_MAX)
-        return verbs_fail(host, UCCL_EP_E_RANGE, 0, "an immediate of more than 32 bits");
-    if (length > d->caps.max_message_bytes)
-        return verbs_fail(host, UCCL_EP_E_RANGE, 0, "an operation of %" PRIu64 " bytes: at most %" PRIu64, length,
-                          d->caps.max_message_bytes);
-    return verbs_fail(host, UCCL_EP_E_RANGE, 0, "%" PRIu64 " bytes at offset %" PRIu64 " of the own region %u", length,
-                      o->local_offset, o->local_region);
-}
+#include "operation.h"
 
 static const uint8_t opcodes[] = {
     [UCCL_EP_OPERATION_WRITE] = IBV_WR_RDMA_WRITE,
@@ -235,9 +176,9 @@ uccl_ep_status verbs_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_op
         uint32_t batch = 0;
         for (; i < n; i++) {
             const uccl_ep_operation *o = &operations[i];
-            const verbs_remote *remote = remote_of(d, peer, o);
-            if (!valid(e, o, remote)) {
-                status = refusal(e, peer, o, remote);
+            const verbs_remote *remote = verbs_remote_of(d, peer, o);
+            if (!verbs_valid(d, e->nic, o, remote)) {
+                status = verbs_refusal(d, e->nic, peer, o, remote);
                 break;
             }
             const uint32_t parts = parts_of(d, remote, o);

@@ -1,19 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reliable connections over libibverbs: what the backends connectx, thor and pollara share.
+ * NICs over libibverbs: what the backends connectx, thor, pollara and efa share.
  *
  *   library.c   libibverbs, opened at run time: a table of its functions
  *   options.c   "key=value,..." of device_open
  *   device.c    which NICs there are, and what is known of each: vendor, port, limits
- *   gid.c       the address of a port: GID or LID, partition key
  *   open.c      opening one or several of them; from limits to promises
  *   memory.c    registration: host memory, dmabufs, device memory by its address
- *   endpoint.c  completion queues, receives, a queue pair for each peer
+ *   operation.h which operations are carried out
+ *   status.c    statuses of completions
+ *   events.c    events of the device
  *   wire.h      what ranks tell each other
+ *   table.c     the table
+ *
+ * How bytes travel is a transport: one verbs_transport, and the functions of the table that are about endpoints. There
+ * are two. Reliable connections, of connectx, thor and pollara (rc.h):
+ *
+ *   rc.c        what a device has to have, and what is promised
+ *   gid.c       the address of a port: GID or LID, partition key
+ *   endpoint.c  completion queues, receives, a queue pair for each peer
  *   connect.c   addresses, and a queue pair from INIT to RTS and back
  *   submit.c    operations to work requests
- *   complete.c  completions, statuses, events
- *   table.c     the table
+ *   complete.c  completions
+ *
+ * And scalable reliable datagrams, of efa (../efa).
  *
  * A backend of a vendor is one file with a verbs_vendor: what it makes of the device at hand, decided at run time.
  *
@@ -43,6 +53,7 @@
 #define VERBS_PARTS 3u        /* work requests that one operation becomes at most */
 #define VERBS_TEXT 256u       /* longest text of an error */
 #define VERBS_BATCH 256u      /* work requests of one doorbell at most */
+#define VERBS_OWN 3u          /* functions of a vendor's own library */
 
 /* ------------------------------------------------------------------------------------------------------- library.c */
 
@@ -69,6 +80,8 @@
     X(struct ibv_qp *, ibv_create_qp, (struct ibv_pd *, struct ibv_qp_init_attr *), 1)                                 \
     X(int, ibv_destroy_qp, (struct ibv_qp *), 1)                                                                       \
     X(int, ibv_modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), 1)                                             \
+    X(struct ibv_ah *, ibv_create_ah, (struct ibv_pd *, struct ibv_ah_attr *), 1)                                      \
+    X(int, ibv_destroy_ah, (struct ibv_ah *), 1)                                                                       \
     X(int, ibv_get_async_event, (struct ibv_context *, struct ibv_async_event *), 1)                                   \
     X(void, ibv_ack_async_event, (struct ibv_async_event *), 1)                                                        \
     /* Of which RoCE version a GID is: rdma-core 32. */                                                                \
@@ -90,26 +103,32 @@ typedef struct verbs_library {
 #define VERBS_MEMBER(type, name, arguments, needed) type(*name) arguments;
     VERBS_FUNCTIONS(VERBS_MEMBER)
 #undef VERBS_MEMBER
+    void (*own[VERBS_OWN])(void); /* of the vendor's own library, in the order of verbs_transport.functions */
     char path[256];
 } verbs_library;
-
-/* `path` "": UCCL_EP_LIBIBVERBS in the environment, else libibverbs.so.1. It stays loaded. */
-uccl_ep_status verbs_library_open(const uccl_ep_host *host, const char *path, verbs_library *library);
 
 /* --------------------------------------------------------------------------------------------------------- options */
 
 #define VERBS_UNSET (-1)
 
+/* Bits: of which transports an option is. */
+#define VERBS_RC 1u
+#define VERBS_SRD 2u
+
 typedef struct verbs_options {
     char library[256];
+    char own_library[256];                           /* the vendor's */
     int32_t port, gid, pkey;                         /* VERBS_UNSET: chosen */
     int32_t mtu;                                     /* bytes; VERBS_UNSET: what the port has */
     int32_t hop_limit, traffic_class, service_level; /* of every packet */
     int32_t flow_label, udp_sport; /* the second is made of the first; 0: the NIC's own choice, of each queue pair */
     int32_t timeout, retry, rnr_retry, rnr_timer; /* as IBTA numbers them */
     int32_t rd_atomic, inline_bytes;
-    int32_t relaxed, visible, limits_only, srq, atomics, dmabuf, calls;
+    int32_t relaxed, visible, limits_only, srq, atomics, dmabuf, calls, unsolicited;
 } verbs_options;
+
+/* `options.library` "": UCCL_EP_LIBIBVERBS in the environment, else libibverbs.so.1. It stays loaded. */
+uccl_ep_status verbs_library_open(const uccl_ep_host *host, const verbs_options *options, verbs_library *library);
 
 uccl_ep_status verbs_options_parse(const uccl_ep_host *host, const char *text, verbs_options *options);
 
@@ -126,6 +145,9 @@ typedef struct verbs_limits {
     uint64_t max_message, max_region, max_inflight_bytes;
     bool atomics;
     bool ordered; /* writes of a queue pair become visible in order: a promise of the vendor's, not of IBTA's */
+    uint32_t max_receives; /* receive requests of a queue pair; 0: as many as others */
+    bool unsolicited;      /* immediates may come without a receive */
+    bool rnr_retry;        /* how often a receiver is asked again that is not ready can be set */
 } verbs_limits;
 
 typedef struct verbs_model {
@@ -177,12 +199,32 @@ typedef struct verbs_found {
 /* Look at `device` and, where `context` is not NULL, leave it open there if it can be used. */
 void verbs_look(const verbs_library *library, const verbs_options *options, struct ibv_device *device,
                 verbs_found *found, struct ibv_context **context);
+/* How bytes travel. */
+typedef struct verbs_transport {
+    uint32_t options; /* VERBS_RC or VERBS_SRD */
+    /* The vendor's own library and its functions, NULL: none is needed; and what is said where it is missing. */
+    const char *library, *environment, *functions[VERBS_OWN], *remedy;
+    /* Can the device carry it, and by which port? Fills port and limits. False, and text[VERBS_TEXT] says why not. */
+    bool (*look)(const verbs_library *library, const verbs_options *options, struct ibv_device *device,
+                 struct ibv_context *context, verbs_found *found, char *text);
+    /* What follows for host memory: flags and numbers; the rest is common. */
+    void (*promise)(const verbs_options *options, const verbs_found *found, uint32_t nics, uccl_ep_caps *caps);
+    bool flush_gpu;      /* what an immediate tells of may not be visible in a GPU's memory yet */
+    bool by_number;      /* peers are known by queue pairs: the table verbs_nic.qp_peer is wanted */
+    uint32_t max_chunks; /* pieces that a region may be registered in */
+} verbs_transport;
+
+/* Of the library that this is linked into. */
+extern const verbs_transport verbs_this_transport;
+
+/* The limits that any device tells, before its vendor and its transport look at them. */
+verbs_limits verbs_common_limits(const verbs_options *options, const verbs_found *found);
 void verbs_capabilities(const verbs_library *library, const verbs_options *options, const verbs_found *found,
                         uint32_t nics, const uccl_ep_host *host, uccl_ep_caps *caps);
 const char *verbs_model_name(const struct ibv_device_attr *attributes, char text[64]);
 /* How far a NIC is from the GPU, or from this thread: smaller is nearer. */
 uint32_t verbs_distance(const uccl_ep_host *host, const verbs_found *found);
-/* gid.c. False, and text[256] says why. */
+/* gid.c. False, and text[VERBS_TEXT] says why. */
 bool verbs_port_choose(const verbs_library *library, const verbs_options *options, struct ibv_context *context,
                        const char *name, uint32_t ports, verbs_port *port, struct ibv_port_attr *attributes,
                        char *text);
@@ -236,64 +278,6 @@ struct uccl_ep_device {
     verbs_remote *remote[UCCL_EP_REGIONS]; /* [peers] */
 };
 
-/* ------------------------------------------------------------------------------------------------------- endpoints */
-
-/* wr_id: whose it is, of which connection, and its number there. Of a receive: RECEIVE, with peer and connection where
- * the queue is the peer's own. */
-#define VERBS_WR_RECEIVE (1ull << 63)
-
-static inline uint64_t verbs_wr_id(uint32_t peer, uint16_t generation, uint32_t number) {
-    return (uint64_t)peer << 48 | (uint64_t)generation << 32 | number;
-}
-
-typedef enum verbs_state {
-    VERBS_IDLE,      /* a queue pair in RESET */
-    VERBS_CONNECTED, /* RTS */
-    VERBS_FAILED,    /* as before, and an operation failed: nothing more is executed */
-    VERBS_DRAINING,  /* ERR; the last completion is to come */
-    VERBS_BROKEN     /* no queue pair: making one failed */
-} verbs_state;
-
-typedef struct verbs_peer {
-    struct ibv_qp *qp;
-    struct ibv_qp_ex *calls; /* the same, where requests are posted by calls; NULL: as lists */
-    uint64_t *cookies;       /* [depth] of work requests posted, by number */
-    uint32_t state;          /* verbs_state */
-    uint16_t generation;
-    uint32_t posted, completed; /* numbers of work requests */
-    uint32_t psn;
-    uint32_t number;               /* of the queue pair; UINT32_MAX: there is none */
-    uint32_t taken;                /* receives that it took and that were not given back */
-    _Atomic uint32_t last_receive; /* an event said that it takes no more of the shared queue */
-    uint64_t waits_until;          /* for that event; 0: does not wait yet */
-    uint32_t granted_inline;       /* bytes that may go inline */
-    uccl_ep_status failure;        /* of the first operation that failed; its code */
-    int32_t failure_code;
-    bool failure_of_posting; /* its code is an errno */
-} verbs_peer;
-
-struct uccl_ep_endpoint {
-    uccl_ep_device *device;
-    verbs_nic *nic;
-    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1 */
-    uint32_t nic_index, index, rank, peers;
-    uint32_t depth; /* work requests that a queue pair takes, one of them for the end of a connection */
-    uint32_t mask;  /* of places for their cookies */
-    uint32_t receives_peer, inline_bytes;
-    struct ibv_cq *cq;
-    struct ibv_srq *srq;
-    /* Completions that disconnect() found and poll() has not given yet: [head, tail). */
-    uccl_ep_completion *found;
-    uint32_t found_head, found_tail, found_room;
-    uint64_t *cookies; /* [peers][mask + 1] */
-    bool loss_told;    /* of the NIC */
-    /* A batch in the making. */
-    struct ibv_send_wr requests[VERBS_BATCH];
-    struct ibv_sge pieces[VERBS_BATCH];
-    uint16_t operation_of[VERBS_BATCH];
-    verbs_peer peer[];
-};
-
 /* ---------------------------------------------------------------------------------------------------------- modules */
 
 /* Text and code for the error that is about to be returned; gives `status`. */
@@ -314,33 +298,39 @@ uccl_ep_status verbs_region_import(uccl_ep_device *device, uint32_t peer, uccl_e
 /* What failed registration of host memory needs. */
 const char *verbs_registration_remedy(int error, uint32_t kind);
 
+/* ------------------------------------------------------------------------------------------------- statuses, events */
+
+/* Both numbers in one: the status of libibverbs, and above it what the vendor adds. */
+int32_t verbs_code_of(const struct ibv_wc *wc);
+int32_t verbs_status_of(uint32_t wc_status); /* uccl_ep_status of an enum ibv_wc_status */
+void verbs_describe(uccl_ep_device *device, int32_t status, int32_t vendor_code, char *text, uint32_t bytes);
+/* Read what the NIC has to say. Any thread. */
+void verbs_take_events(const uccl_ep_device *device, verbs_nic *nic);
+/* For events(): is the NIC gone, and not *told yet? */
+int32_t verbs_tell_loss(const uccl_ep_device *device, verbs_nic *nic, bool *told, uccl_ep_event *events, uint32_t max);
+/* For flush_local(). */
+uccl_ep_status verbs_flush_gpu(const uccl_ep_device *device, const verbs_nic *nic, uccl_ep_region region);
+
+/* ------------------------------------------------------------------- what a transport defines: its part of the table
+ */
+
 uccl_ep_status verbs_endpoint_open(uccl_ep_device *device, const uccl_ep_endpoint_config *config,
                                    uccl_ep_endpoint **endpoint);
 void verbs_endpoint_close(uccl_ep_endpoint *endpoint);
-/* A queue pair for `peer`, in RESET; a new connection's. */
-uccl_ep_status verbs_qp_open(uccl_ep_endpoint *endpoint, uint32_t peer);
-/* Its DMA has ended, unless that failed: then the queue pair is still there. */
-uccl_ep_status verbs_qp_close(uccl_ep_endpoint *endpoint, uint32_t peer);
-/* n receives, to the shared queue or the peer's. */
-uccl_ep_status verbs_post_receives(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
-uccl_ep_status verbs_replenish(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
-
 uccl_ep_status verbs_endpoint_address(uccl_ep_endpoint *endpoint, void *blob, uint32_t *bytes);
 uccl_ep_status verbs_peer_address(uccl_ep_endpoint *endpoint, uint32_t peer, void *blob, uint32_t *bytes);
 uccl_ep_status verbs_connect(uccl_ep_endpoint *endpoint, uint32_t peer, const void *blob, uint32_t bytes);
 uccl_ep_status verbs_connect_poll(uccl_ep_endpoint *endpoint, uint32_t peer);
 uccl_ep_status verbs_disconnect(uccl_ep_endpoint *endpoint, uint32_t peer);
-
 uccl_ep_status verbs_submit(uccl_ep_endpoint *endpoint, uint32_t peer, const uccl_ep_operation *operations, uint32_t n,
                             uint32_t flags, uint32_t *accepted);
-
 int32_t verbs_poll(uccl_ep_endpoint *endpoint, uccl_ep_completion *completions, uint32_t max);
-/* Take all that is in the completion queue into endpoint->found. */
-uccl_ep_status verbs_collect(uccl_ep_endpoint *endpoint);
-void verbs_describe(uccl_ep_device *device, int32_t status, int32_t vendor_code, char *text, uint32_t bytes);
-/* Read what the NIC has to say. Any thread. */
-void verbs_take_events(const uccl_ep_device *device, verbs_nic *nic);
+uccl_ep_status verbs_replenish(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
 int32_t verbs_events(uccl_ep_endpoint *endpoint, uccl_ep_event *events, uint32_t max);
 uccl_ep_status verbs_flush_local(uccl_ep_endpoint *endpoint, uccl_ep_region region);
+/* An event: a queue of that endpoint failed (enum ibv_event_type). Any thread. */
+void verbs_queue_failed(uccl_ep_endpoint *endpoint, uint32_t type);
+/* An event: a queue pair takes no more receives of a shared queue. Any thread. */
+void verbs_last_receive(void *qp_context);
 
 #endif

@@ -7,6 +7,8 @@
  *   verbs_address  what endpoint_address() writes: of one endpoint, for all peers. 40 bytes
  *   verbs_pair     what peer_address() writes: of one endpoint, for one peer. 8 bytes. connect() gets a verbs_address
  *                  with the verbs_pair for this rank right behind it
+ *   efa_address    the same two of the backend efa: 44 and 4 bytes
+ *   efa_pair
  *   verbs_blob     what region_export() writes: 36 bytes, then a remote key for each NIC and each piece
  */
 #ifndef UCCL_EP_VERBS_WIRE_H
@@ -16,6 +18,7 @@
 #include <stdint.h>
 
 #define VERBS_ADDRESS_MAGIC 0x61627675u /* "uvba" */
+#define EFA_ADDRESS_MAGIC 0x61657675u   /* "uvea" */
 #define VERBS_REGION_MAGIC 0x72627675u  /* "uvbr" */
 
 typedef struct verbs_address {
@@ -35,6 +38,21 @@ typedef struct verbs_pair {
     uint32_t psn;       /* of the first packet that it sends: 24 bits */
 } verbs_pair;
 
+typedef struct efa_address {
+    uint32_t magic;
+    uint32_t rank, peers, index; /* of the rank, how many ranks, of the endpoint */
+    uint32_t qp_number;          /* of the endpoint, for all peers */
+    uint32_t qkey;               /* what is sent to it carries this */
+    uint8_t nics;                /* of the rank: the same on all */
+    uint8_t unsolicited;         /* 1: immediates take no receives of it */
+    uint8_t reserved[2];
+    uint8_t gid[16];
+} efa_address;
+
+typedef struct efa_pair {
+    uint32_t connection; /* 8 bits: the highest of every immediate that this endpoint takes from the peer */
+} efa_pair;
+
 /* Byte `offset` of the region lies at `address` + offset, and is reached by the key of piece offset / chunk. */
 typedef struct verbs_blob {
     uint32_t magic;
@@ -47,7 +65,8 @@ typedef struct verbs_blob {
 } verbs_blob;
 #define VERBS_BLOB_HEAD offsetof(verbs_blob, rkeys)
 
-_Static_assert(sizeof(verbs_address) == 40 && sizeof(verbs_pair) == 8 && VERBS_BLOB_HEAD == 36,
+_Static_assert(sizeof(verbs_address) == 40 && sizeof(verbs_pair) == 8 && VERBS_BLOB_HEAD == 36 &&
+                   sizeof(efa_address) == 44 && sizeof(efa_pair) == 4,
                "the same on all machines");
 
 #endif

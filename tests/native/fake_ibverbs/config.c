@@ -17,12 +17,24 @@
  * all), keeps_bad (a refused list does not say where), srq_flush (a queue pair that breaks flushes a receive of the
  * shared queue, later), last_wqe (it has that event), reuse (numbers of queue pairs), peermem, atomic_flag (0: a right
  * to atomics that there are not is ignored)
+ *   of EFA: gen (1..4), caps (efadv), max_rdma, max_rq_wr, min_sq_wr, inline, inline_write, twice (percent of writes
+ * that are placed twice), own_numbers (of queue pairs: they begin at 16 on each device)
  */
 #include "internal.h"
 
 #include <arpa/inet.h>
 
 #define MIB (1ull << 20)
+
+/* What each generation of EFA is known to have. */
+static void generation(fake_device *d, unsigned n) {
+    d->attr.vendor_part_id = 0xefa0 + n;
+    snprintf(d->firmware, sizeof(d->firmware), "0.0.0.%u", n);
+    d->caps = (n >= 1 ? EFADV_READ : 0) | (n >= 2 ? EFADV_WRITE | EFADV_RNR : 0) | (n >= 3 ? EFADV_UNSOLICITED : 0);
+    d->max_inline = n >= 4 ? 80 : 32;
+    d->inline_write = n >= 3;
+    d->twice = n == 3 ? 25 : 0;
+}
 
 static void kind_of(fake_device *d, const char *name) {
     struct ibv_device_attr *a = &d->attr;
@@ -90,6 +102,24 @@ static void kind_of(fake_device *d, const char *name) {
         d->max_inline = 480;
         d->inline_grant = 32;
         d->vendor = (fake_vendor_errors){9, 11, 12, 5, 8, 4, 2, 1, 10};
+    } else if (strncmp(name, "efa", 3) == 0) {
+        d->efa = true;
+        a->vendor_id = 0x1d0f;
+        a->max_qp = 256;
+        a->max_qp_wr = 4096;
+        d->max_rq_wr = 4096;
+        a->max_cqe = 32768;
+        a->max_sge = a->max_sge_rd = 2;
+        a->max_mr_size = 1ull << 42;
+        a->max_qp_rd_atom = a->max_qp_init_rd_atom = a->max_res_rd_atom = 0;
+        a->atomic_cap = IBV_ATOMIC_NONE;
+        d->srq = d->cq_clean = false;
+        a->max_srq = a->max_srq_wr = a->max_srq_sge = 0;
+        d->max_rdma = 1u << 30;
+        d->min_sq_wr = 32;
+        d->base.node_type = IBV_NODE_UNSPECIFIED;
+        d->base.transport_type = IBV_TRANSPORT_UNSPECIFIED;
+        generation(d, 3);
     } else if (strncmp(name, "rxe", 3) == 0) {
         a->max_qp = 1048560;
         a->max_qp_wr = 1048576;
@@ -177,6 +207,10 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
     }
     uint64_t v;
     if (!number(value, &v)) return false;
+    if (strcmp(key, "gen") == 0) {
+        generation(d, (unsigned)v);
+        return d->efa && v <= 4;
+    }
     if (strcmp(key, "mtu") == 0) {
         enum ibv_mtu mtu = IBV_MTU_256;
         while (mtu < IBV_MTU_4096 && 128ull << mtu < v) mtu++;
@@ -225,7 +259,12 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                   {"inline_errno", &d->inline_errno, 4},
                   {"post_limit", &d->post_limit, 4},
                   {"page", &d->page, 4},
-                  {"gid_port", &d->gid_port, 4}};
+                  {"gid_port", &d->gid_port, 4},
+                  {"caps", &d->caps, 4},
+                  {"max_rdma", &d->max_rdma, 4},
+                  {"max_rq_wr", &d->max_rq_wr, 4},
+                  {"min_sq_wr", &d->min_sq_wr, 4},
+                  {"twice", &d->twice, 4}};
     for (unsigned i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         if (strcmp(key, fields[i].key) == 0) {
             memcpy(fields[i].field, &v, fields[i].size); /* little endian */
@@ -247,7 +286,9 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                  {"srq_sge", &d->srq_needs_sge},
                  {"srq_flush", &d->srq_flush},
                  {"last_wqe", &d->last_wqe},
-                 {"keeps_bad", &d->keeps_bad}};
+                 {"keeps_bad", &d->keeps_bad},
+                 {"inline_write", &d->inline_write},
+                 {"own_numbers", &d->own_numbers}};
     for (unsigned i = 0; i < sizeof(bools) / sizeof(bools[0]); i++)
         if (strcmp(key, bools[i].key) == 0) {
             *bools[i].field = v != 0;
@@ -283,7 +324,8 @@ static bool describe(fake_device *d, char *text, uint32_t index) {
                                             .active_width = 2,
                                             .active_speed = 128,
                                             .link_layer = IBV_LINK_LAYER_ETHERNET};
-    default_gids(d, true);
+    default_gids(d, !d->efa);
+    for (unsigned p = 0; p < FAKE_MAX_PORTS && d->efa; p++) d->port[p].link_layer = IBV_LINK_LAYER_UNSPECIFIED;
     for (char *one = strtok_r(NULL, ",", &state); one; one = strtok_r(NULL, ",", &state)) {
         char *value = strchr(one, '=');
         if (!value) return false;

@@ -9,12 +9,15 @@
  * rest, also where hardware would let it pass.
  *
  * FAKE_IBVERBS names the devices: "NAME,key=value,...;NAME,...". A name's beginning gives the kind: mlx5, bnxt_re,
- * ionic, rxe; KEYS are in config.c. Read by every ibv_get_device_list; a device that is still named is the same one.
- * FAKE_IBVERBS_SEED: of the order in which queue pairs are served. SYSFS_PATH is honoured as by the real library.
+ * ionic, efa, rxe; KEYS are in config.c. Read by every ibv_get_device_list; a device that is still named is the same
+ * one. FAKE_IBVERBS_SEED: of the order in which queue pairs are served. SYSFS_PATH is honoured as by the real library.
  *
  * The wire. What is posted waits. Whoever polls a completion queue, of any device, lets the wire carry out some of what
  * waits, of any queue pair (`lazy=0`: all of it when it is posted). So nothing is done before it is posted, nothing
  * twice, and in order on a queue pair; and a process in which nobody polls stands still.
+ *
+ * EFA (efa): datagrams, through libefa.so.1 beside this library. Of a queue pair's requests any one may be next, each
+ * ends for itself, and a target takes them only from NICs that it has an address handle for.
  *
  * All functions: any thread. Found by dlsym.
  */
@@ -33,6 +36,10 @@ typedef struct fake_ibverbs_stats {
     uint64_t rnr_naks;                                     /* an immediate came and no receive was posted */
     uint64_t cq_overruns;                                  /* completions that had no room: fatal to the queue */
     uint64_t stale;         /* completions of queue pairs that were reset or destroyed, still given */
+    uint64_t handles;       /* of addresses, that live */
+    uint64_t strangers;     /* datagrams from a NIC that the target has no handle for */
+    uint64_t unsolicited;   /* immediates that took no receive */
+    uint64_t twice;         /* datagrams that were placed a second time */
     uint64_t inflight_peak; /* bytes posted and not carried out, of the device that had most */
 } fake_ibverbs_stats;
 

@@ -26,6 +26,22 @@
 #define FAKE_MAX_SGE 32
 #define FAKE_MAX_INLINE 1024
 
+/* efadv.h of rdma-core 65; efa_io_defs.h of the same: statuses of completions. */
+#define EFADV_READ 1u
+#define EFADV_RNR 2u
+#define EFADV_WRITE 8u
+#define EFADV_UNSOLICITED 16u
+enum {
+    SRD_FLUSHED = 1,
+    SRD_BAD_LKEY = 5,
+    SRD_BAD_LENGTH = 6,
+    SRD_BAD_ADDRESS = 7,
+    SRD_BAD_QPN = 9,
+    SRD_RNR = 10,
+    SRD_UNRESPONSIVE = 13,
+    SRD_UNKNOWN_PEER = 14
+};
+
 /* What the documentation calls undefined ends the test here. */
 #define FAKE_DIE(...)                                                                                                  \
     do {                                                                                                               \
@@ -76,6 +92,9 @@ typedef struct fake_device {
     bool srq_needs_sge;       /* a receive of a shared queue without an element is refused */
     uint32_t max_send_wr_pad; /* requests of a queue beyond those asked for that the provider grants */
     uint32_t live_qps, live_cqs, live_mrs, live_srqs;
+    /* of EFA */
+    bool efa, inline_write, own_numbers;
+    uint32_t caps, max_rdma, max_rq_wr, min_sq_wr, twice; /* twice: percent of writes that are placed twice */
 } fake_device;
 
 typedef struct fake_context {
@@ -102,6 +121,13 @@ typedef struct fake_mr {
     struct fake_mr *next;
 } fake_mr;
 
+typedef struct fake_ah {
+    struct ibv_ah base;
+    union ibv_gid gid;
+    uint32_t number; /* the same for one GID in one domain */
+    struct fake_ah *next;
+} fake_ah;
+
 typedef struct fake_channel {
     struct ibv_comp_channel base;
     int write;
@@ -113,6 +139,8 @@ typedef struct fake_cqe {
     uint64_t frees;     /* the send queue up to here, where `send` */
     bool send;
     struct fake_srq *srq; /* whose slot it gives back */
+    bool srd, unsolicited;
+    uint32_t slot; /* of a datagram's request */
 } fake_cqe;
 
 typedef struct fake_cq {
@@ -148,6 +176,11 @@ typedef struct fake_send {
     uint64_t wr_id, remote, compare_add, swap;
     uint32_t rkey, imm, sges, length, inline_bytes;
     enum ibv_wr_opcode opcode;
+    /* of a datagram */
+    bool placed, foreign_flags; /* placed: once; the second time is to come */
+    uint64_t ticket, since;     /* since when it is at another process, and as what */
+    const struct fake_ah *ah;
+    uint32_t remote_qpn, remote_qkey;
     bool signalled, crowded, flooding; /* behind what one doorbell takes; beyond what may be in flight */
     struct ibv_sge sge[FAKE_MAX_SGE];
     unsigned char data[FAKE_MAX_INLINE];
@@ -181,14 +214,18 @@ typedef struct fake_qp {
     uint32_t batched;
     int batch_error;
     bool building;
+    /* datagrams: requests lie in slots */
+    bool srd, unsolicited, inline_write;
+    /* numbers of slots: free ones, those that wait, those that are at another process; the one at hand */
+    uint32_t *unused, *waiting, *away_slots, n_unused, n_waiting, n_away, current;
     struct fake_qp *next; /* of all, in order of creation */
 } fake_qp;
 
 /* What a NIC tells the other of one request, and what it hears. In one process, or as a datagram. */
 typedef struct fake_request {
     uint32_t from, to, psn, lid, gid_type, pkey, mtu, process, opcode, imm, rkey, length, inline_bytes, sges;
-    uint32_t global;
-    union ibv_gid gid;
+    uint32_t global, srd, qkey;
+    union ibv_gid gid, source; /* source: of a datagram, where it comes from */
     uint64_t remote, compare_add, swap, ticket;
     uint64_t *ticket_at;       /* in the requester's memory: it is still waiting while `ticket` stands there */
     char *local[FAKE_MAX_SGE]; /* in the requester's memory */
@@ -198,6 +235,7 @@ typedef struct fake_request {
 
 typedef struct fake_answer {
     enum ibv_wc_status status;
+    uint32_t srd;                          /* of a datagram: the vendor's status */
     bool lost, not_ready, responder_fails; /* not_ready: no receive was posted */
     uint64_t old;
 } fake_answer;
@@ -207,6 +245,7 @@ extern fake_device *fake_devices[FAKE_MAX_DEVICES];
 extern fake_context *fake_contexts;
 extern fake_qp *fake_qps;
 extern fake_mr *fake_mrs;
+extern fake_ah *fake_ahs;
 extern fake_ibverbs_stats fake_stats;
 
 #define LOCK() pthread_mutex_lock(&fake_lock)
@@ -250,6 +289,28 @@ void fake_flush_kept(fake_qp *qp);
 bool fake_complete_receive(fake_qp *qp, struct ibv_wc wc);
 struct ibv_wc fake_unbelievable(uint64_t wr_id, const fake_qp *qp, enum ibv_wc_status status, uint32_t vendor_err);
 void fake_place(char *to, const char *from, uint64_t bytes);
+fake_send *fake_current(fake_qp *qp);
+uint64_t fake_draw(void);
+char *fake_reach_remote(const fake_qp *target, uint32_t rkey, uint64_t address, uint64_t bytes, unsigned access);
+char *fake_reach_local(const fake_qp *qp, const struct ibv_sge *sge, bool write);
+bool fake_up(const fake_qp *qp);
+void fake_complete(struct ibv_cq *cq, fake_cqe cqe);
+void fake_complete_send(fake_qp *qp, const fake_send *s, enum ibv_wc_status status, uint32_t vendor_err);
+/* srd.c */
+struct efadv_qp_init_attr {
+    uint64_t comp_mask;
+    uint32_t driver_qp_type;
+    uint16_t flags;
+    uint8_t sl, reserved;
+};
+bool fake_srd_allows(const fake_device *d, const struct ibv_qp_init_attr_ex *a, const struct efadv_qp_init_attr *own);
+struct ibv_qp *fake_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *a,
+                               const struct efadv_qp_init_attr *own);
+bool fake_srd_step(fake_qp *qp);
+bool fake_srd_answered(fake_qp *qp, const fake_answer *answer);
+fake_answer fake_srd_respond(const fake_request *r);
+int fake_srd_refusal(const fake_qp *qp, const fake_send *s, uint64_t waiting);
+fake_send *fake_srd_slot(fake_qp *qp);
 /* queues.c */
 void fake_wire_ops(struct ibv_context *context);
 void fake_qp_ops(fake_qp *qp);
@@ -261,6 +322,7 @@ uint32_t fake_qp_numbers(uint32_t *last);
 bool fake_is_elsewhere(uint32_t qp_num);
 bool fake_send_away(fake_qp *qp, fake_request *r);
 bool fake_still_away(fake_qp *qp);
+void fake_probe(fake_qp *qp);     /* datagrams that are at another process: is it still there? */
 void fake_call_back(fake_qp *qp); /* nothing of it is carried out from now on */
 bool fake_move(const fake_request *r, uint32_t element, char *remote, bool reads);
 void fake_forget(fake_qp *qp, bool clean); /* its completions, in every queue */

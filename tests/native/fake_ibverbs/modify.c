@@ -9,9 +9,11 @@
     (IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
 #define AT_RTS (IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)
 
-static const struct {
+typedef struct change {
     int from, to, required, optional;
-} changes[] = {
+} change;
+
+static const change changes[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, AT_INIT, 0},
     {IBV_QPS_INIT, IBV_QPS_INIT, 0, AT_INIT},
     {IBV_QPS_INIT, IBV_QPS_RTR, AT_RTR, IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH},
@@ -20,6 +22,13 @@ static const struct {
     {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
     {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
     {IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
+};
+
+/* Of datagrams: as those of IBV_QPT_UD, and how often a receiver is asked that is not ready. */
+static const change srd_changes[] = {
+    {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
+    {IBV_QPS_INIT, IBV_QPS_RTR, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
+    {IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_RNR_RETRY | IBV_QP_CUR_STATE | IBV_QP_QKEY},
 };
 
 static bool values(const fake_qp *qp, const struct ibv_qp_attr *a, int mask) {
@@ -64,6 +73,7 @@ static bool values(const fake_qp *qp, const struct ibv_qp_attr *a, int mask) {
     if (mask & IBV_QP_MIN_RNR_TIMER && a->min_rnr_timer > 31) return false;
     if (mask & IBV_QP_TIMEOUT && a->timeout > 31) return false;
     if (mask & IBV_QP_RETRY_CNT && a->retry_cnt > 7) return false;
+    if (mask & IBV_QP_RNR_RETRY && qp->srd && !(d->caps & EFADV_RNR)) return false;
     return !(mask & IBV_QP_RNR_RETRY) || a->rnr_retry <= 7;
 }
 
@@ -78,6 +88,7 @@ static void keep(fake_qp *qp, const struct ibv_qp_attr *a, int mask) {
     if (mask & IBV_QP_RQ_PSN) k->rq_psn = a->rq_psn;
     if (mask & IBV_QP_SQ_PSN) k->sq_psn = a->sq_psn;
     if (mask & IBV_QP_MIN_RNR_TIMER) k->min_rnr_timer = a->min_rnr_timer;
+    if (mask & IBV_QP_QKEY) k->qkey = a->qkey;
     if (mask & IBV_QP_TIMEOUT) k->timeout = a->timeout;
     if (mask & IBV_QP_RETRY_CNT) k->retry_cnt = a->retry_cnt;
     if (mask & IBV_QP_RNR_RETRY) k->rnr_retry = a->rnr_retry;
@@ -116,10 +127,12 @@ int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *a, int mask) {
         if (!error) base->state = (enum ibv_qp_state)to;
     } else if (!error) {
         error = EINVAL;
-        for (unsigned i = 0; i < sizeof(changes) / sizeof(changes[0]); i++)
-            if (changes[i].from == (int)base->state && changes[i].to == to) {
-                const bool complete = (rest & changes[i].required) == changes[i].required &&
-                                      !(rest & ~(changes[i].required | changes[i].optional));
+        const change *all = qp->srd ? srd_changes : changes;
+        const unsigned n = qp->srd ? sizeof(srd_changes) / sizeof(change) : sizeof(changes) / sizeof(change);
+        for (unsigned i = 0; i < n; i++)
+            if (all[i].from == (int)base->state && all[i].to == to) {
+                const bool complete =
+                    (rest & all[i].required) == all[i].required && !(rest & ~(all[i].required | all[i].optional));
                 if (complete && values(qp, a, rest)) error = 0;
             }
         if (qp->device->dead) error = EIO;

@@ -98,11 +98,27 @@ static void take_request(packet *p) {
     pthread_mutex_unlock(&fake_lock);
 }
 
+/* A datagram. */
+static void come_back(fake_qp *qp, uint32_t nth) {
+    qp->current = qp->away_slots[nth];
+    qp->away_slots[nth] = qp->away_slots[--qp->n_away];
+    qp->ring[qp->current].ticket = 0;
+}
+
 static void take_answer(const packet *p) {
     pthread_mutex_lock(&fake_lock);
     for (fake_qp *qp = fake_qps; qp; qp = qp->next) {
-        if (qp->base.qp_base.qp_num != p->qp || !qp->away || qp->away_ticket != p->ticket) continue;
-        fake_call_back(qp);
+        if (qp->base.qp_base.qp_num != p->qp) continue;
+        if (qp->srd) {
+            uint32_t i = 0;
+            while (i < qp->n_away && qp->ring[qp->away_slots[i]].ticket != p->ticket) i++;
+            if (i == qp->n_away) continue;
+            come_back(qp, i);
+        } else if (!qp->away || qp->away_ticket != p->ticket) {
+            continue;
+        } else {
+            fake_call_back(qp);
+        }
         if (fake_answered(qp, &p->answer)) fake_step(qp);
         break;
     }
@@ -190,11 +206,20 @@ bool fake_send_away(fake_qp *qp, fake_request *r) {
     p.request = *r;
     p.request.process = (uint32_t)getpid();
     p.request.ticket = ++last;
-    p.request.ticket_at = &tickets[r->from % NUMBERS];
-    tickets[r->from % NUMBERS] = last;
+    fake_send *s = &qp->ring[qp->current]; /* of a datagram */
+    p.request.ticket_at = qp->srd ? &s->ticket : &tickets[r->from % NUMBERS];
+    *p.request.ticket_at = last;
     const int error = send_to(r->to / NUMBERS, &p, request_bytes(r));
-    if (error == EAGAIN) return false;
+    if (error == EAGAIN) {
+        if (qp->srd) qp->waiting[qp->n_waiting++] = qp->current;
+        return false;
+    }
     if (error) return fake_answered(qp, &lost);
+    if (qp->srd) {
+        qp->away_slots[qp->n_away++] = qp->current;
+        s->since = now_ns();
+        return true; /* the next one may go, perhaps to another */
+    }
     qp->away = true;
     qp->away_ticket = last;
     qp->away_since = now_ns();
@@ -212,7 +237,22 @@ bool fake_still_away(fake_qp *qp) {
     return fake_answered(qp, &lost);
 }
 
+void fake_probe(fake_qp *qp) {
+    static const packet probe = {.kind = PROBE};
+    const uint64_t now = qp->n_away ? now_ns() : 0;
+    for (uint32_t i = 0; i < qp->n_away; i++) {
+        fake_send *s = &qp->ring[qp->away_slots[i]];
+        if (now - s->since < PROBE_NS) continue;
+        s->since = now;
+        const int error = send_to(s->remote_qpn / NUMBERS, &probe, offsetof(packet, answer));
+        if (!error || error == EAGAIN) continue;
+        come_back(qp, i--);
+        fake_answered(qp, &lost);
+    }
+}
+
 void fake_call_back(fake_qp *qp) {
+    for (uint32_t i = 0; i < qp->n_away; i++) qp->ring[qp->away_slots[i]].ticket = 0; /* others may look there yet */
     if (qp->away) tickets[qp->base.qp_base.qp_num % NUMBERS] = 0;
     qp->away = false;
 }

@@ -8,6 +8,7 @@
  * posting */
 
 static int refusal(const fake_qp *qp, const fake_send *s, uint64_t waiting) {
+    if (qp->srd) return fake_srd_refusal(qp, s, waiting);
     const enum ibv_qp_state state = qp->base.qp_base.state;
     if (state != IBV_QPS_RTS && state != IBV_QPS_SQD && state != IBV_QPS_ERR) return EINVAL;
     const uint32_t limit = qp->device->post_limit ? qp->device->post_limit : qp->cap.max_send_wr;
@@ -23,7 +24,8 @@ static int refusal(const fake_qp *qp, const fake_send *s, uint64_t waiting) {
 
 static void enqueue(fake_qp *qp, const fake_send *s, uint64_t in_batch) {
     fake_device *d = qp->device;
-    fake_send *slot = &qp->ring[qp->posted++ % qp->cap.max_send_wr];
+    fake_send *slot = qp->srd ? fake_srd_slot(qp) : &qp->ring[qp->posted % qp->cap.max_send_wr];
+    qp->posted++;
     *slot = *s;
     slot->signalled = slot->signalled || qp->sig_all;
     d->inflight += s->length;
@@ -68,7 +70,8 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
     uint64_t n = 0;
     int error = 0;
     LOCK();
-    for (; wr; wr = wr->next) {
+    if (qp->srd) error = EINVAL; /* a list takes sends alone, which nobody here posts */
+    for (; wr && !error; wr = wr->next) {
         memset(&s, 0, offsetof(fake_send, sge));
         s.wr_id = wr->wr_id;
         s.opcode = wr->opcode;
@@ -161,6 +164,7 @@ static fake_send *begin(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint32_
     s->rkey = rkey;
     s->remote = remote;
     s->signalled = ex->wr_flags & IBV_SEND_SIGNALED;
+    s->foreign_flags = ex->wr_flags & ~(unsigned)(IBV_SEND_SIGNALED | IBV_SEND_INLINE);
     s->sges = UINT32_MAX; /* not set yet */
     return s;
 }
@@ -209,6 +213,15 @@ static void wr_set_inline_list(struct ibv_qp_ex *ex, size_t n, const struct ibv_
     set(ex, n, sges, true);
 }
 
+static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t qpn, uint32_t qkey) {
+    fake_qp *qp = building(ex);
+    if (!qp->batched) FAKE_DIE("an address without a request");
+    fake_send *s = &qp->batch[qp->batched - 1];
+    s->ah = (const fake_ah *)(void *)ah;
+    s->remote_qpn = qpn;
+    s->remote_qkey = qkey;
+}
+
 static int wr_complete(struct ibv_qp_ex *ex) {
     fake_qp *qp = building(ex);
     qp->building = false;
@@ -237,6 +250,7 @@ void fake_qp_ops(fake_qp *qp) {
     ex->wr_set_sge_list = wr_set_sge_list;
     ex->wr_set_inline_data = wr_set_inline;
     ex->wr_set_inline_data_list = wr_set_inline_list;
+    if (qp->srd) ex->wr_set_ud_addr = wr_set_ud_addr;
     /* What was not asked for is not there. */
     if (qp->ops & IBV_QP_EX_WITH_RDMA_WRITE) ex->wr_rdma_write = wr_write;
     if (qp->ops & IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) ex->wr_rdma_write_imm = wr_write_imm;
@@ -254,9 +268,11 @@ static bool pop(fake_cq *cq, fake_cqe *cqe) {
     if (cqe->srq) cqe->srq->queue.freed++;
     if (!cqe->qp)
         fake_stats.stale++;
+    else if (cqe->srd && cqe->send)
+        cqe->qp->freed++, cqe->qp->unused[cqe->qp->n_unused++] = cqe->slot;
     else if (cqe->send)
         cqe->qp->freed = cqe->frees;
-    else if (!cqe->srq)
+    else if (!cqe->srq && !cqe->unsolicited)
         cqe->qp->queue.freed++;
     return true;
 }
@@ -267,7 +283,13 @@ static int poll_cq(struct ibv_cq *base, int max, struct ibv_wc *wc) {
     int n = 0;
     LOCK();
     fake_run(false);
-    while (n < max && pop(cq, &cqe)) wc[n++] = cqe.wc;
+    while (n < max && pop(cq, &cqe)) {
+        if (cqe.srd && !cqe.qp) { /* libefa: of no queue pair that there is */
+            if (!n) n = -EINVAL;
+            break;
+        }
+        wc[n++] = cqe.wc;
+    }
     if (!n && cq->overrun) n = -1;
     UNLOCK();
     return n;

@@ -27,6 +27,7 @@ fake_device *fake_devices[FAKE_MAX_DEVICES];
 fake_context *fake_contexts;
 fake_qp *fake_qps;
 fake_mr *fake_mrs;
+fake_ah *fake_ahs;
 fake_ibverbs_stats fake_stats;
 
 /* ----------------------------------------------------------------------------------------------------------- events */
@@ -594,14 +595,16 @@ static uint32_t new_qp_num(const fake_device *d) {
     static uint32_t last = 0x100;
     uint32_t reused = 0x10;
     for (;;) {
-        const uint32_t n = fake_qp_numbers(d->reuse_qpn ? &reused : &last);
+        const uint32_t n = fake_qp_numbers(d->reuse_qpn || d->own_numbers ? &reused : &last);
         bool used = false;
-        for (const fake_qp *qp = fake_qps; qp; qp = qp->next) used = used || qp->base.qp_base.qp_num == n;
+        for (const fake_qp *qp = fake_qps; qp; qp = qp->next)
+            used = used || (qp->base.qp_base.qp_num == n && (!d->own_numbers || qp->device == d));
         if (!used) return n;
     }
 }
 
-static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *a) {
+static struct ibv_qp *create_any(struct ibv_context *context, struct ibv_qp_init_attr_ex *a,
+                                 const struct efadv_qp_init_attr *own) {
     fake_device *d = fake_context_of(context)->device;
     LOCK();
     if (fake_fails("create_qp")) return refuse(errno);
@@ -609,8 +612,9 @@ static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_qp_init_
     const bool ops = a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     if (a->comp_mask & ~masks || !(a->comp_mask & IBV_QP_INIT_ATTR_PD) || (ops && !d->wr_api))
         return refuse(EOPNOTSUPP);
-    if (a->qp_type != IBV_QPT_RC) return refuse(EOPNOTSUPP);
+    if (a->qp_type != (own ? IBV_QPT_DRIVER : IBV_QPT_RC) || d->efa != (own != NULL)) return refuse(EOPNOTSUPP);
     const struct ibv_qp_cap *cap = &a->cap;
+    if (own && !fake_srd_allows(d, a, own)) return refuse(errno);
     if (!a->pd || !a->send_cq || !a->recv_cq || (!cap->max_send_wr && !cap->max_recv_wr) ||
         cap->max_send_wr > (uint32_t)d->attr.max_qp_wr || cap->max_recv_wr > (uint32_t)d->attr.max_qp_wr ||
         cap->max_send_sge > (uint32_t)d->attr.max_sge || cap->max_recv_sge > (a->srq ? UINT32_MAX : 4u))
@@ -635,6 +639,16 @@ static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_qp_init_
     qp->break_status = -1;
     qp->cap = *cap;
     qp->cap.max_send_wr += d->max_send_wr_pad;
+    qp->srd = own != NULL;
+    qp->unsolicited = own && own->flags & 1;
+    qp->inline_write = own && own->flags & 2;
+    if (own) { /* as libefa rounds them */
+        if (qp->cap.max_send_wr < d->min_sq_wr) qp->cap.max_send_wr = d->min_sq_wr;
+        while (qp->cap.max_send_wr & (qp->cap.max_send_wr - 1)) qp->cap.max_send_wr++;
+        uint32_t **lists[] = {&qp->unused, &qp->waiting, &qp->away_slots};
+        for (unsigned i = 0; i < 3; i++) *lists[i] = make(qp->cap.max_send_wr * sizeof(uint32_t));
+        for (uint32_t i = 0; i < qp->cap.max_send_wr; i++) qp->unused[qp->n_unused++] = qp->cap.max_send_wr - 1 - i;
+    }
     if (d->inline_grant != UINT32_MAX) qp->cap.max_inline_data = d->inline_grant;
     if (a->srq) qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
     a->cap = qp->cap;
@@ -662,6 +676,15 @@ static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_qp_init_
     *at = qp;
     UNLOCK();
     return base;
+}
+
+static struct ibv_qp *create_qp(struct ibv_context *context, struct ibv_qp_init_attr_ex *a) {
+    return create_any(context, a, NULL);
+}
+
+struct ibv_qp *fake_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *a,
+                               const struct efadv_qp_init_attr *own) {
+    return create_any(context, a, own);
 }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a) {
@@ -712,6 +735,9 @@ int ibv_destroy_qp(struct ibv_qp *base) {
     fake_stats.qps--;
     free(qp->ring);
     free(qp->batch);
+    free(qp->unused);
+    free(qp->waiting);
+    free(qp->away_slots);
     free(qp->queue.ring);
     free(qp);
     UNLOCK();

@@ -19,7 +19,7 @@ struct ibv_wc fake_unbelievable(uint64_t wr_id, const fake_qp *qp, enum ibv_wc_s
                            .wc_flags = IBV_WC_WITH_INV};
 }
 
-static void complete(struct ibv_cq *base, fake_cqe cqe) {
+void fake_complete(struct ibv_cq *base, fake_cqe cqe) {
     fake_cq *cq = (fake_cq *)(void *)base;
     if (cq->overrun) return;
     if (cq->head - cq->tail == cq->capacity) {
@@ -37,7 +37,7 @@ static void complete(struct ibv_cq *base, fake_cqe cqe) {
     }
 }
 
-static void complete_send(fake_qp *qp, const fake_send *s, enum ibv_wc_status status, uint32_t vendor_err) {
+void fake_complete_send(fake_qp *qp, const fake_send *s, enum ibv_wc_status status, uint32_t vendor_err) {
     if (!status && !s->signalled) return;
     struct ibv_wc wc = fake_unbelievable(s->wr_id, qp, status, vendor_err);
     if (!status) {
@@ -47,9 +47,12 @@ static void complete_send(fake_qp *qp, const fake_send *s, enum ibv_wc_status st
                                                      [IBV_WR_ATOMIC_CMP_AND_SWP] = IBV_WC_COMP_SWAP,
                                                      [IBV_WR_ATOMIC_FETCH_AND_ADD] = IBV_WC_FETCH_ADD};
         wc.opcode = opcodes[s->opcode];
+        if (qp->srd && s->opcode == IBV_WR_RDMA_READ) wc.opcode = IBV_WC_SEND; /* as libefa calls it */
         wc.wc_flags = 0;
     }
-    complete(qp->base.qp_base.send_cq, (fake_cqe){.wc = wc, .qp = qp, .send = true, .frees = qp->executed});
+    fake_complete(
+        qp->base.qp_base.send_cq,
+        (fake_cqe){.wc = wc, .qp = qp, .send = true, .frees = qp->executed, .srd = qp->srd, .slot = qp->current});
 }
 
 /* Take a receive and give it this completion; false: there is none. */
@@ -63,7 +66,7 @@ bool fake_complete_receive(fake_qp *qp, struct ibv_wc wc) {
         qp->late_wc[qp->lates++] = wc;
         return true;
     }
-    complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = wc, .qp = qp, .srq = srq});
+    fake_complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = wc, .qp = qp, .srq = srq, .srd = qp->srd});
     return true;
 }
 
@@ -71,7 +74,8 @@ bool fake_complete_receive(fake_qp *qp, struct ibv_wc wc) {
 void fake_flush_kept(fake_qp *qp) {
     if (!qp->flush_in || --qp->flush_in) return;
     struct ibv_wc wc = fake_unbelievable(qp->kept.wr_id, qp, IBV_WC_WR_FLUSH_ERR, qp->device->vendor.flush);
-    complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = wc, .qp = qp, .srq = (fake_srq *)(void *)qp->base.qp_base.srq});
+    fake_complete(qp->base.qp_base.recv_cq,
+                  (fake_cqe){.wc = wc, .qp = qp, .srq = (fake_srq *)(void *)qp->base.qp_base.srq});
     if (qp->device->last_wqe) fake_event(qp->device, IBV_EVENT_QP_LAST_WQE_REACHED, &qp->base.qp_base);
 }
 
@@ -80,7 +84,7 @@ void fake_forget(fake_qp *qp, bool clean) {
     if (qp->flush_in) srq->queue.freed++; /* nobody ever hears of it */
     qp->flush_in = 0;
     for (uint32_t i = 0; i < qp->lates; i++)
-        complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = qp->late_wc[i], .qp = qp, .srq = srq});
+        fake_complete(qp->base.qp_base.recv_cq, (fake_cqe){.wc = qp->late_wc[i], .qp = qp, .srq = srq});
     qp->lates = 0;
     struct ibv_cq *cqs[2] = {qp->base.qp_base.send_cq, qp->base.qp_base.recv_cq};
     for (unsigned i = 0; i < (cqs[0] == cqs[1] ? 1u : 2u); i++) {
@@ -117,14 +121,14 @@ static char *reach(const fake_mr *mr, uint64_t address, uint64_t bytes) {
     return mr->memory + (address - mr->iova);
 }
 
-static char *reach_local(const fake_qp *qp, const struct ibv_sge *sge, bool write) {
+char *fake_reach_local(const fake_qp *qp, const struct ibv_sge *sge, bool write) {
     const fake_mr *mr = fake_find_mr(qp->device, sge->lkey);
     if (!mr || mr->base.lkey != sge->lkey || mr->base.pd != qp->base.qp_base.pd) return NULL;
     if (write && !(mr->access & IBV_ACCESS_LOCAL_WRITE)) return NULL;
     return reach(mr, sge->addr, sge->length);
 }
 
-static char *reach_remote(const fake_qp *target, uint32_t rkey, uint64_t address, uint64_t bytes, unsigned access) {
+char *fake_reach_remote(const fake_qp *target, uint32_t rkey, uint64_t address, uint64_t bytes, unsigned access) {
     const fake_mr *mr = fake_find_mr(target->device, rkey);
     if (!mr || mr->base.rkey != rkey || mr->base.pd != target->base.qp_base.pd || !(mr->access & access)) return NULL;
     return reach(mr, address, bytes);
@@ -152,7 +156,7 @@ void fake_place(char *to, const char *from, uint64_t bytes) {
 /* ---------------------------------------------------------------------------------------------------------- the wire
  */
 
-static bool up(const fake_qp *qp) {
+bool fake_up(const fake_qp *qp) {
     return !qp->device->dead && qp->attr.port_num && qp->device->port[qp->attr.port_num - 1].state == IBV_PORT_ACTIVE;
 }
 
@@ -166,7 +170,7 @@ static bool has_gid(const fake_device *d, const union ibv_gid *gid, uint32_t typ
 static fake_qp *target_of(const fake_request *r) {
     fake_qp *target = fake_qps;
     while (target && target->base.qp_base.qp_num != r->to) target = target->next;
-    if (!target || !up(target)) return NULL;
+    if (!target || !fake_up(target)) return NULL;
     const enum ibv_qp_state state = target->base.qp_base.state;
     if (state != IBV_QPS_RTR && state != IBV_QPS_RTS && state != IBV_QPS_SQD) return NULL;
     if (r->global ? !has_gid(target->device, &r->gid, r->gid_type)
@@ -192,7 +196,7 @@ static fake_answer carry_out(fake_qp *target, const fake_request *r) {
     if (atomic && (r->remote % 8 || target->device->attr.atomic_cap == IBV_ATOMIC_NONE)) return invalid;
     char *remote = NULL;
     if (r->length) {
-        remote = reach_remote(target, r->rkey, r->remote, r->length, right);
+        remote = fake_reach_remote(target, r->rkey, r->remote, r->length, right);
         if (!remote) return (fake_answer){.status = IBV_WC_REM_ACCESS_ERR, .responder_fails = true};
     }
     fake_answer answer = done;
@@ -232,6 +236,7 @@ static fake_answer carry_out(fake_qp *target, const fake_request *r) {
 }
 
 fake_answer fake_respond(const fake_request *r) {
+    if (r->srd) return fake_srd_respond(r);
     fake_qp *target = target_of(r);
     if (!target) return (fake_answer){.lost = true};
     const fake_answer answer = carry_out(target, r);
@@ -280,11 +285,11 @@ static enum ibv_wc_status prepare(const fake_qp *qp, const fake_send *s, fake_re
     memset(r, 0, offsetof(fake_request, data));
     for (uint32_t i = 0; i < s->sges; i++) {
         r->bytes[i] = s->sge[i].length;
-        r->local[i] = s->sge[i].length ? reach_local(qp, &s->sge[i], returns) : NULL;
+        r->local[i] = s->sge[i].length ? fake_reach_local(qp, &s->sge[i], returns) : NULL;
         if (s->sge[i].length && !r->local[i]) return IBV_WC_LOC_PROT_ERR;
     }
     const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
-    if (qp->cut || !up(qp) || (ah->is_global && qp->device->routed && ah->grh.hop_limit <= 1))
+    if (qp->cut || !fake_up(qp) || (ah->is_global && qp->device->routed && ah->grh.hop_limit <= 1))
         return IBV_WC_RETRY_EXC_ERR;
     r->from = qp->base.qp_base.qp_num;
     r->to = qp->attr.dest_qp_num;
@@ -312,7 +317,7 @@ static void one_done(fake_qp *qp, const fake_send *s, enum ibv_wc_status status,
     qp->executed++;
     qp->device->inflight -= s->length;
     fake_stats.executed++;
-    complete_send(qp, s, status, vendor_err);
+    fake_complete_send(qp, s, status, vendor_err);
     if (status && status != IBV_WC_WR_FLUSH_ERR) fake_qp_to_error(qp);
 }
 
@@ -336,6 +341,7 @@ void fake_qp_to_error(fake_qp *qp) {
 
 /* What the responder says of the request that is next; false: it is to be tried again. */
 bool fake_answered(fake_qp *qp, const fake_answer *answer) {
+    if (qp->srd) return fake_srd_answered(qp, answer);
     const fake_send *s = &qp->ring[qp->executed % qp->cap.max_send_wr];
     if (answer->not_ready) {
         if (qp->attr.rnr_retry == 7) return false; /* for ever */
@@ -349,7 +355,7 @@ bool fake_answered(fake_qp *qp, const fake_answer *answer) {
     const enum ibv_wc_status status = answer->lost ? IBV_WC_RETRY_EXC_ERR : answer->status;
     qp->rnr_left = qp->attr.rnr_retry;
     if (!status && (s->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || s->opcode == IBV_WR_ATOMIC_CMP_AND_SWP)) {
-        char *place = reach_local(qp, &s->sge[0], true);
+        char *place = fake_reach_local(qp, &s->sge[0], true);
         if (place) fake_place(place, (const char *)&answer->old, 8);
     }
     one_done(qp, s, status, vendor_error(qp->device, status));
@@ -362,6 +368,7 @@ bool fake_step(fake_qp *qp) {
     const struct ibv_qp *base = &qp->base.qp_base;
     if (qp->executed == qp->posted || qp->held) return false;
     if (qp->away) return fake_still_away(qp);
+    if (qp->srd) return fake_srd_step(qp);
     const fake_send *s = &qp->ring[qp->executed % qp->cap.max_send_wr];
     if (base->state == IBV_QPS_ERR) {
         one_done(qp, s, IBV_WC_WR_FLUSH_ERR, qp->device->vendor.flush);
@@ -382,7 +389,7 @@ bool fake_step(fake_qp *qp) {
     return fake_answered(qp, &answer);
 }
 
-static uint64_t draw(void) {
+uint64_t fake_draw(void) {
     static uint64_t state;
     if (!state) {
         const char *text = getenv("FAKE_IBVERBS_SEED");
@@ -396,7 +403,7 @@ void fake_run(bool all) {
     for (fake_qp *qp = fake_qps; qp; qp = qp->next) {
         fake_flush_kept(qp);
         if (qp->executed == qp->posted) continue;
-        uint64_t n = all || !qp->device->lazy ? UINT64_MAX : draw() % 4 ? 1 + draw() % 16 : 0;
+        uint64_t n = all || !qp->device->lazy ? UINT64_MAX : fake_draw() % 4 ? 1 + fake_draw() % 16 : 0;
         while (n-- && fake_step(qp)) {
         }
     }

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * complete.c: completions, in whatever order they come.
+ *
+ * What a completion is of, wr_id tells, and nothing else does: a finished read calls itself a send (rdma-core
+ * providers/efa, verbs.c), and of one that failed only wr_id, status, qp_num and vendor_err are defined.
+ */
+#include "efa.h"
+
+#include <arpa/inet.h>
+#include <string.h>
+
+#define AT_ONCE 64
+
+/* Whose immediate it is: the NIC names the sender by its handle here, and by its queue pair there. */
+static inline uint32_t sender(const uccl_ep_endpoint *e, const struct ibv_wc *wc) {
+    if (wc->slid == EFA_NO_HANDLE) return UINT32_MAX;
+    uint32_t at = e->by_handle[wc->slid];
+    while (at && e->peer[at - 1].qp_number != wc->src_qp) at = e->peer[at - 1].next;
+    return at - 1;
+}
+
+static bool receive(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_completion *c) {
+    const bool took = wc->wr_id & EFA_WR_RECEIVE;
+    const bool immediate = wc->status == IBV_WC_SUCCESS && wc->wc_flags & IBV_WC_WITH_IMM;
+    const uint32_t peer = immediate ? sender(e, wc) : UINT32_MAX, value = immediate ? ntohl(wc->imm_data) : 0;
+    efa_peer *p = peer < e->peers ? &e->peer[peer] : NULL;
+    /* Failed, of nobody, of an earlier connection, or of one that ends. */
+    if (!p || p->state != EFA_CONNECTED || (value >> EFA_IMMEDIATE_BITS != p->ours && !EFA_FAULT(old_immediates))) {
+        if (took) efa_post_receives(e, 1);
+        return false;
+    }
+    p->taken += took;
+    *c = (uccl_ep_completion){
+        .cookie = value & ((1u << EFA_IMMEDIATE_BITS) - 1), .kind = UCCL_EP_COMPLETION_IMMEDIATE, .peer = peer};
+    return true;
+}
+
+static inline bool take(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_completion *c) {
+    if (!(wc->wr_id & EFA_WR_SEND)) return receive(e, wc, c);
+    const uint32_t at = (uint32_t)wc->wr_id;
+    efa_slot *slot = at < e->depth ? &e->slots[at] : NULL;
+    /* Of none that is under way: told already. */
+    if (!slot || !(slot->uses & 1) || (slot->uses & 0x3fffffff) != (wc->wr_id >> 32 & 0x3fffffff)) return false;
+    efa_peer *p = &e->peer[slot->peer];
+    slot->uses++;
+    e->free[e->n_free++] = at;
+    p->outstanding--;
+    if (p->state != EFA_CONNECTED) return false;
+    *c = (uccl_ep_completion){.cookie = slot->cookie, .peer = slot->peer};
+    if (__builtin_expect(wc->status == IBV_WC_SUCCESS, 1)) return true;
+    c->status = efa_status_of(wc);
+    c->vendor_code = verbs_code_of(wc);
+    return true;
+}
+
+static uccl_ep_status broken(const uccl_ep_endpoint *e, int error) {
+    return verbs_fail(e->device->host, UCCL_EP_E_NIC, error, "%s: its completion queue cannot be read (%d)",
+                      e->nic->found.name, error);
+}
+
+int32_t verbs_poll(uccl_ep_endpoint *e, uccl_ep_completion *completions, uint32_t max) {
+    struct ibv_wc wc[AT_ONCE];
+    uint32_t n = 0;
+    if (__builtin_expect(atomic_load_explicit(&e->lost, memory_order_acquire) != 0, 0))
+        return verbs_fail(e->device->host, UCCL_EP_E_NIC, 0, "%.40s: a completion queue overran", e->nic->found.name);
+    while (n < max && e->found_head != e->found_tail) completions[n++] = e->found[e->found_head++];
+    while (n < max) {
+        const int want = max - n < AT_ONCE ? (int)(max - n) : AT_ONCE;
+        const int got = ibv_poll_cq(e->cq, want, wc);
+        if (got < 0) return n ? (int32_t)n : broken(e, got);
+        for (int i = 0; i < got; i++) n += take(e, &wc[i], &completions[n]);
+        if (got < want) break;
+    }
+    return (int32_t)n;
+}
+
+uccl_ep_status efa_collect(uccl_ep_endpoint *e) {
+    struct ibv_wc wc[AT_ONCE];
+    if (e->found_head) {
+        memmove(e->found, e->found + e->found_head, (e->found_tail - e->found_head) * sizeof *e->found);
+        e->found_tail -= e->found_head;
+        e->found_head = 0;
+    }
+    /* What waits here, and in the queue, is counted as outstanding, so there is room for all of it. */
+    for (;;) {
+        const uint32_t room = e->found_room - e->found_tail, want = room < AT_ONCE ? room : AT_ONCE;
+        const int got = want ? ibv_poll_cq(e->cq, (int)want, wc) : 0;
+        if (got < 0) return broken(e, got);
+        for (int i = 0; i < got; i++) e->found_tail += take(e, &wc[i], &e->found[e->found_tail]);
+        if ((uint32_t)got < want || !want) return UCCL_EP_OK;
+    }
+}
+
+void verbs_queue_failed(uccl_ep_endpoint *e, uint32_t type) {
+    atomic_store_explicit(&e->lost, type + 1, memory_order_release);
+}
+
+void verbs_last_receive(void *qp_context) {
+    (void)qp_context; /* there are no shared queues of receives */
+}
+
+int32_t verbs_events(uccl_ep_endpoint *e, uccl_ep_event *events, uint32_t max) {
+    return verbs_tell_loss(e->device, e->nic, &e->loss_told, events, max);
+}
+
+uccl_ep_status verbs_flush_local(uccl_ep_endpoint *e, uccl_ep_region region) {
+    return verbs_flush_gpu(e->device, e->nic, region);
+}

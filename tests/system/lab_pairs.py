@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of others, two at a time, on the lab's NICs: `pytest tests/system/lab_pairs.py`. Not part of `make test`:
+with their threads and the NICs' they want four CPUs."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+from uccl_ep.lab import Lab, root
+
+from .test_lab import SECONDS, lab_of, libraries, run
+
+__all__ = ["libraries"]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def pair(lab: Lab, program: str, *words: str) -> tuple[str, str]:
+    """The same program as server and client: what each said. Both have to end well."""
+    if lab.libraries.root is None and shutil.which(program) is None:
+        pytest.skip(f"no {program} on this machine")
+    with subprocess.Popen(
+        lab.command(program, list(words)),
+        env=lab.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
+        try:
+            end = time.monotonic() + SECONDS
+            # Until it listens, clients are turned away.
+            while True:
+                client = run(lab, program, *words, "127.0.0.1")
+                if client.returncode == 0 or server.poll() is not None or time.monotonic() > end:
+                    break
+            said = server.communicate(timeout=SECONDS)[0]
+        finally:
+            server.kill()
+    assert client.returncode == 0, f"client:\n{client.stdout}{client.stderr}\nserver:\n{said}"
+    assert server.returncode == 0, f"server:\n{said}\nclient:\n{client.stdout}{client.stderr}"
+    assert "not implemented" not in said + client.stdout + client.stderr
+    return said, client.stdout
+
+
+PORT = "PORT"
+PINGPONG = ("-g", "1", "-e", "-c", "-p", PORT)  # -c: checks what arrives; -e: sleeps for completions
+PERFTEST = ("-F", "-x", "1", "-p", PORT)
+
+
+@pytest.mark.parametrize(
+    ("nic", "which", "program", "words"),
+    [
+        ("connectx", "machine", "ibv_rc_pingpong", ("-n", "100", *PINGPONG)),
+        ("connectx", "root", "ibv_rc_pingpong", ("-n", "100", *PINGPONG)),
+        ("connectx", "root", "ibv_ud_pingpong", ("-n", "100", "-s", "1024", *PINGPONG)),
+        ("connectx", "root", "ibv_srq_pingpong", ("-n", "100", *PINGPONG)),
+        ("connectx", "machine", "ib_write_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
+        ("connectx", "root", "ib_write_lat", ("-n", "50", *PERFTEST)),
+        ("connectx", "root", "ib_send_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
+        ("connectx", "root", "ib_read_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
+        ("connectx", "root", "ib_atomic_bw", ("-n", "500", *PERFTEST)),
+        ("efa", "root", "fi_pingpong", ("-p", "efa", "-e", "rdm", "-c", "-I", "10", "-S", "4096", "-B", PORT)),
+    ],
+)
+def test_two_processes_meet(
+    libraries: root.Libraries, nic: str, which: str, program: str, words: tuple[str, ...]
+) -> None:
+    lab = lab_of(nic, "auto" if which == "root" else which)
+    pair(lab, program, *(free_port() if word == PORT else word for word in words))
