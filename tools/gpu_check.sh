@@ -76,7 +76,9 @@ for heap in host device; do
     part demo-$heap 300 $cli demo --accel $accel --heap $heap --channels 2 $demo --json "$out/demo-$heap.json"
 done
 if [ "$accel" = cuda ] && command -v compute-sanitizer >/dev/null; then
-    part memcheck 1800 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 97 \
+    # Calls of the driver that fail are exceptions already, but for one: how many parameters a kernel has is found by
+    # asking past the last one.
+    part memcheck 1800 compute-sanitizer --tool memcheck --report-api-errors no --target-processes all --error-exitcode 97 \
         $cli conformance --backend shm --lane gpu --accel cuda --heap device --ranks 2 --seed 1 --time-scale 20 $single \
         --json "$out/memcheck.json"
 elif [ "$accel" = cpu ]; then

@@ -91,12 +91,9 @@ UCCL_EP_DEVICE ticket refuse(const comm &c, status result, uccl_ep_u64 channel, 
     return UCCL_EP_NO_TICKET;
 }
 
-/* Turns between two looks at what else ends a wait: one that polls host memory takes about a microsecond, one that
- * polls shared memory some tens of nanoseconds. */
-enum : uccl_ep_u32 { polls_host = 16, polls_shared = 1024 };
-
-/* What ends a wait, besides what it waits for. It is looked at rarely: each look is a read of host memory, and the
- * clock of all multiprocessors is a bottleneck where thousands of warps ask it. */
+/* What ends a wait, besides what it waits for. It is looked at rarely (platform::turns): each look is a read of host
+ * memory and of the clock that all multiprocessors share. With a look every 10 us the 1024 warps that waited for space
+ * on an H200 slowed those reads so far that rings with room for all stayed full: 45 M commands/s instead of 1100. */
 struct patience {
     uccl_ep_u64 end; /* 0: not known yet */
     uccl_ep_u32 period, turns;
@@ -152,11 +149,13 @@ UCCL_EP_DEVICE status check_channel(const comm &c, uccl_ep_u32 channel) {
 UCCL_EP_DEVICE status wait_for_space(const comm &c, const uccl_ep_ring &ring, ticket first, uccl_ep_u64 n) {
     const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
     uccl_ep_ring_producer *const producer = ring.producer;
-    for (patience p(polls_host);;) {
+    for (patience p(platform::turns_device);;) {
         uccl_ep_u64 tail = platform::load_acquire_device(&producer->tail_cache);
         /* One asks the host for all. Where every one of a full ring's producers did, the line of the counters was away
-         * from the consumer most of the time, and it took a few commands a microsecond where it takes hundreds. */
-        if (first + n - tail > slots && platform::exchange_device(&producer->asking, 1) == 0) {
+         * from the consumer most of the time, and it took a few commands a microsecond where it takes hundreds. Who
+         * finds that another asks goes on reading: an exchange each turn would be a write each turn. */
+        if (first + n - tail > slots && platform::load_device(&producer->asking) == 0 &&
+            platform::exchange_device(&producer->asking, 1) == 0) {
             tail = platform::load_acquire_system(&ring.counters->tail);
             platform::store_release_device(&producer->tail_cache, tail);
             platform::exchange_device(&producer->asking, 0);
@@ -434,12 +433,20 @@ UCCL_EP_DEVICE status not_posted(const comm &c) {
     return known ? (status)known : UCCL_EP_E_INVALID;
 }
 
-/* One look at whether all up to t is complete, or its sources free. `everything`: also at what ends a wait without it.
- */
-UCCL_EP_DEVICE status look(const comm &c, const uccl_ep_ring &ring, ticket t, bool source, bool everything,
+enum class looking {
+    soon,      /* at a command that has just been posted */
+    again,     /* at the counters alone */
+    everywhere /* also at what ends a wait without them */
+};
+
+/* One look at whether all up to t is complete, or its sources free. */
+UCCL_EP_DEVICE status look(const comm &c, const uccl_ep_ring &ring, ticket t, bool source, looking how,
                            uccl_ep_u64 *seen) {
     const uccl_ep_ring_counters *k = ring.counters;
     uccl_ep_u64 failed, value;
+    /* A look at once comes too early, and the next one a turn of the bus late: on an H200 a round trip is then 3.5 us
+     * instead of 2.6. */
+    if (how == looking::soon) platform::breath();
     if (source) {
         value = platform::load_acquire_system(&k->source);
         failed = platform::load_system(&k->failed);
@@ -452,7 +459,7 @@ UCCL_EP_DEVICE status look(const comm &c, const uccl_ep_ring &ring, ticket t, bo
     if ((long long)(value - t) > 0) return UCCL_EP_OK;
     if (value == t && (source ? UCCL_EP_DEVICE_FAULT(quiet_source_early) : UCCL_EP_DEVICE_FAULT(quiet_early)))
         return UCCL_EP_OK;
-    if (!everything) return UCCL_EP_IN_PROGRESS;
+    if (how != looking::everywhere) return UCCL_EP_IN_PROGRESS;
     /* The state first: what was taken before the channel closed is below the tail that is read then. */
     const uccl_ep_u64 state = platform::load_acquire_system(&k->status);
     if (state == UCCL_EP_CHANNEL_ABORTED || aborted(c)) return UCCL_EP_E_ABORTED;
@@ -469,7 +476,7 @@ UCCL_EP_DEVICE uccl_ep_device_what quiet_kind(bool source) {
 UCCL_EP_DEVICE status wait_ticket(const comm &c, const uccl_ep_ring &ring, ticket t, bool source, patience *p) {
     for (;;) {
         uccl_ep_u64 seen;
-        status result = look(c, ring, t, source, p->looked, &seen);
+        status result = look(c, ring, t, source, p->looked ? looking::everywhere : looking::again, &seen);
         if (result == UCCL_EP_OK) return result;
         if (result == UCCL_EP_IN_PROGRESS) result = p->turn(c);
         if (result != UCCL_EP_OK)
@@ -485,19 +492,19 @@ UCCL_EP_DEVICE bool given_out(const uccl_ep_ring &ring, uccl_ep_u64 head, ticket
 UCCL_EP_DEVICE status quiet_ticket(const comm &c, uccl_ep_u32 channel, ticket t, bool source) {
     if (t == UCCL_EP_NO_TICKET) return not_posted(c);
     status result = check_channel(c, channel);
+    uccl_ep_u64 seen = 0;
     if (result == UCCL_EP_OK) {
         const uccl_ep_ring ring = ring_of(c, channel);
-        const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
-        /* Of a command that has just been posted a look at once comes too early, and the next one a turn of the bus
-         * late: on an H200 a round trip is then 3.5 us instead of 2.6. */
-        platform::breath();
-        if (given_out(ring, head, t)) {
-            patience p(polls_host);
+        const uccl_ep_u64 head = platform::load_device(&ring.producer->head); /* arrives during the look */
+        result = look(c, ring, t, source, looking::soon, &seen);
+        if (!given_out(ring, head, t)) result = UCCL_EP_E_RANGE;
+        if (result == UCCL_EP_OK) return result;
+        if (result == UCCL_EP_IN_PROGRESS) {
+            patience p(platform::turns_host);
             return wait_ticket(c, ring, t, source, &p);
         }
-        result = UCCL_EP_E_RANGE;
     }
-    return fail(c, result, quiet_kind(source), channel, t, UCCL_EP_NOWHERE_, 0, 0);
+    return fail(c, result, quiet_kind(source), channel, t, UCCL_EP_NOWHERE_, t + 1, seen);
 }
 
 /* All tickets that were given out before the call. Where none was, the counters stand behind the last one of them all
@@ -526,7 +533,7 @@ UCCL_EP_DEVICE status quiet_block(const comm &c, uccl_ep_u32 channel, ticket t) 
 
 /* Until all tickets of the channel that were given out before the call are complete. */
 UCCL_EP_DEVICE status quiet(const comm &c, uccl_ep_u32 channel) {
-    detail::patience p(detail::polls_host);
+    detail::patience p(platform::turns_host);
     return detail::quiet_channel(c, channel, false, &p);
 }
 UCCL_EP_DEVICE status quiet_warp(const comm &c, uccl_ep_u32 channel) {
@@ -547,7 +554,7 @@ UCCL_EP_DEVICE status quiet_source_block(const comm &c, uccl_ep_u32 channel, tic
     return detail::once_a_block([&] { return quiet_source(c, channel, t); });
 }
 UCCL_EP_DEVICE status quiet_source(const comm &c, uccl_ep_u32 channel) {
-    detail::patience p(detail::polls_host);
+    detail::patience p(platform::turns_host);
     return detail::quiet_channel(c, channel, true, &p);
 }
 UCCL_EP_DEVICE status quiet_source_warp(const comm &c, uccl_ep_u32 channel) {
@@ -559,7 +566,7 @@ UCCL_EP_DEVICE status quiet_source_block(const comm &c, uccl_ep_u32 channel) {
 
 /* quiet over all channels that a device posts to, with one deadline (QUI-2). */
 UCCL_EP_DEVICE status quiet_all(const comm &c) {
-    detail::patience p(detail::polls_host);
+    detail::patience p(platform::turns_host);
     const uccl_ep_u32 channels = UCCL_EP_DEVICE_FAULT(quiet_one_channel) ? 1 : c.channels;
     for (uccl_ep_u32 channel = 0; channel < channels; channel++) {
         const status result = detail::quiet_channel(c, channel, false, &p);
@@ -582,7 +589,7 @@ UCCL_EP_DEVICE status test(const comm &c, uccl_ep_u32 channel, ticket t) {
     if (result == UCCL_EP_OK) {
         const uccl_ep_ring ring = detail::ring_of(c, channel);
         const uccl_ep_u64 head = platform::load_device(&ring.producer->head);
-        result = detail::look(c, ring, t, false, true, &seen);
+        result = detail::look(c, ring, t, false, detail::looking::everywhere, &seen);
         if (!detail::given_out(ring, head, t)) result = UCCL_EP_E_RANGE;
         if (result == UCCL_EP_OK && UCCL_EP_DEVICE_FAULT(poll_never_done)) result = UCCL_EP_IN_PROGRESS;
     }
@@ -635,7 +642,7 @@ UCCL_EP_DEVICE status wait_signal(const comm &c, uccl_ep_u32 slot, uccl_ep_u64 v
     if (result == UCCL_EP_OK && source != UCCL_EP_ANY_RANK && source >= c.size) result = UCCL_EP_E_RANGE;
     uccl_ep_u64 word = 0;
     bool lost = false;
-    for (detail::patience p(detail::polls_host); result == UCCL_EP_OK;) {
+    for (detail::patience p(platform::turns_host); result == UCCL_EP_OK;) {
         word = detail::signal_value(c, slot);
         const bool reached = UCCL_EP_DEVICE_FAULT(value_not_distance) ? word >= value : (long long)(word - value) >= 0;
         if (reached) break;

@@ -49,32 +49,37 @@ UCCL_EP_DEVICE uccl_ep_u64 present() {
     return left < 32 ? (1ull << left) - 1 : 0xffffffffull;
 }
 
-/* Addresses are generic: slots, counters and producers' words may lie anywhere that the device reaches. */
+/* What is not for the block alone lies anywhere but in shared memory, so its state space is known: an atomic operation
+ * on a generic address is compiled twice, with a branch. */
 #define UCCL_EP_CUDA_LOAD_(name, type, constraint, code)                                                               \
     UCCL_EP_DEVICE type name(const type *address) {                                                                    \
         type value;                                                                                                    \
-        asm volatile(code " %0, [%1];" : "=" constraint(value) : "l"(address) : "memory");                             \
+        asm volatile(code " %0, [%1];" : "=" constraint(value) : "l"(__cvta_generic_to_global(address)) : "memory");   \
         return value;                                                                                                  \
     }
 #define UCCL_EP_CUDA_STORE_(name, type, constraint, code)                                                              \
     UCCL_EP_DEVICE void name(type *address, type value) {                                                              \
-        asm volatile(code " [%0], %1;" ::"l"(address), constraint(value) : "memory");                                  \
+        asm volatile(code " [%0], %1;" ::"l"(__cvta_generic_to_global(address)), constraint(value) : "memory");        \
     }
 #define UCCL_EP_CUDA_CHANGE_(name, type, constraint, code)                                                             \
     UCCL_EP_DEVICE type name(type *address, type value) {                                                              \
         type old;                                                                                                      \
-        asm volatile(code " %0, [%1], %2;" : "=" constraint(old) : "l"(address), constraint(value) : "memory");        \
+        asm volatile(code " %0, [%1], %2;"                                                                             \
+                     : "=" constraint(old)                                                                             \
+                     : "l"(__cvta_generic_to_global(address)), constraint(value)                                       \
+                     : "memory");                                                                                      \
         return old;                                                                                                    \
     }
-UCCL_EP_CUDA_LOAD_(load_system, uccl_ep_u64, "l", "ld.relaxed.sys.b64")
-UCCL_EP_CUDA_LOAD_(load_device, uccl_ep_u64, "l", "ld.relaxed.gpu.b64")
-UCCL_EP_CUDA_LOAD_(load_acquire_system, uccl_ep_u64, "l", "ld.acquire.sys.b64")
-UCCL_EP_CUDA_LOAD_(load_acquire_device, uccl_ep_u64, "l", "ld.acquire.gpu.b64")
-UCCL_EP_CUDA_STORE_(store_system, uccl_ep_u64, "l", "st.relaxed.sys.b64")
-UCCL_EP_CUDA_STORE_(store_release_system, uccl_ep_u64, "l", "st.release.sys.b64")
-UCCL_EP_CUDA_STORE_(store_release_device, uccl_ep_u64, "l", "st.release.gpu.b64")
-UCCL_EP_CUDA_CHANGE_(add_device, uccl_ep_u64, "l", "atom.relaxed.gpu.add.u64")
-UCCL_EP_CUDA_CHANGE_(exchange_device, uccl_ep_u32, "r", "atom.relaxed.gpu.exch.b32")
+UCCL_EP_CUDA_LOAD_(load_system, uccl_ep_u64, "l", "ld.relaxed.sys.global.b64")
+UCCL_EP_CUDA_LOAD_(load_device, uccl_ep_u64, "l", "ld.relaxed.gpu.global.b64")
+UCCL_EP_CUDA_LOAD_(load_device, uccl_ep_u32, "r", "ld.relaxed.gpu.global.b32")
+UCCL_EP_CUDA_LOAD_(load_acquire_system, uccl_ep_u64, "l", "ld.acquire.sys.global.b64")
+UCCL_EP_CUDA_LOAD_(load_acquire_device, uccl_ep_u64, "l", "ld.acquire.gpu.global.b64")
+UCCL_EP_CUDA_STORE_(store_system, uccl_ep_u64, "l", "st.relaxed.sys.global.b64")
+UCCL_EP_CUDA_STORE_(store_release_system, uccl_ep_u64, "l", "st.release.sys.global.b64")
+UCCL_EP_CUDA_STORE_(store_release_device, uccl_ep_u64, "l", "st.release.gpu.global.b64")
+UCCL_EP_CUDA_CHANGE_(add_device, uccl_ep_u64, "l", "atom.relaxed.gpu.global.add.u64")
+UCCL_EP_CUDA_CHANGE_(exchange_device, uccl_ep_u32, "r", "atom.relaxed.gpu.global.exch.b32")
 /* What is for the block lies in shared memory, in words of 32 bits: through generic addresses each access would be
  * several times slower, and an addition to 64 bits is a loop. */
 UCCL_EP_DEVICE uccl_ep_u32 in_shared(const void *address) {
@@ -130,9 +135,9 @@ UCCL_EP_DEVICE void fence_block() {
 UCCL_EP_DEVICE uccl_ep_u64 load_pair_system(const uccl_ep_u64 *address, uccl_ep_u64 *second) {
 #if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 3)
     uccl_ep_u64 first, next;
-    asm volatile("{ .reg .b128 pair; ld.acquire.sys.b128 pair, [%2]; mov.b128 {%0, %1}, pair; }"
+    asm volatile("{ .reg .b128 pair; ld.acquire.sys.global.b128 pair, [%2]; mov.b128 {%0, %1}, pair; }"
                  : "=l"(first), "=l"(next)
-                 : "l"(address)
+                 : "l"(__cvta_generic_to_global(address))
                  : "memory");
     *second = next;
 #else
@@ -185,9 +190,11 @@ UCCL_EP_DEVICE uccl_ep_u64 cycles() {
 /* A wait reads host memory, for 0.7 us a turn, or shared memory, where a turn should be short: nanosleep, at its least,
  * takes longer than what most waits wait for. */
 UCCL_EP_DEVICE void relax() {}
+/* A turn takes about a microsecond, half of one, and some tens of nanoseconds: a look every half millisecond or so. */
+enum : uccl_ep_u32 { turns_host = 256, turns_device = 1024, turns_shared = 16384 };
 /* A third of a microsecond at the clocks of today's devices. Sleeping is not that exact. */
 UCCL_EP_DEVICE void breath() {
-    for (const uccl_ep_u64 begin = cycles(); cycles() - begin < 600;) {
+    for (const uccl_ep_u64 begin = cycles(); cycles() - begin < 650;) {
     }
 }
 UCCL_EP_DEVICE void *dynamic_shared() {

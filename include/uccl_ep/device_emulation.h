@@ -70,6 +70,9 @@ UCCL_EP_DEVICE uccl_ep_u64 load_system(const uccl_ep_u64 *address) {
 UCCL_EP_DEVICE uccl_ep_u64 load_device(const uccl_ep_u64 *address) {
     return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
+UCCL_EP_DEVICE uccl_ep_u32 load_device(const uccl_ep_u32 *address) {
+    return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
 UCCL_EP_DEVICE uccl_ep_u64 load_acquire_system(const uccl_ep_u64 *address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
@@ -178,6 +181,8 @@ UCCL_EP_DEVICE void relax() {
     uccl_ep_emulation_relax();
     UCCL_EP_NO_TAIL_CALL_;
 }
+/* All memory is the same here, and a turn lets the other fibers run. */
+enum : uccl_ep_u32 { turns_host = 16, turns_device = 16, turns_shared = 1024 };
 UCCL_EP_DEVICE void breath() {}
 UCCL_EP_DEVICE void *dynamic_shared() {
     return uccl_ep_emulation_self()->shared;

@@ -52,6 +52,9 @@ UCCL_EP_DEVICE uccl_ep_u64 load_system(const uccl_ep_u64 *address) {
 UCCL_EP_DEVICE uccl_ep_u64 load_device(const uccl_ep_u64 *address) {
     return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+UCCL_EP_DEVICE uccl_ep_u32 load_device(const uccl_ep_u32 *address) {
+    return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 UCCL_EP_DEVICE uccl_ep_u64 load_acquire_system(const uccl_ep_u64 *address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
@@ -157,6 +160,8 @@ UCCL_EP_DEVICE uccl_ep_u64 cycles() {
 UCCL_EP_DEVICE void relax() {
     __builtin_amdgcn_s_sleep(1);
 }
+/* As on CUDA, where they were measured. */
+enum : uccl_ep_u32 { turns_host = 256, turns_device = 1024, turns_shared = 16384 };
 UCCL_EP_DEVICE void breath() {}
 UCCL_EP_DEVICE void *dynamic_shared() {
     extern __shared__ uccl_ep_u64 uccl_ep_dynamic_shared[];

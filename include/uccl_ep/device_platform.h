@@ -26,7 +26,7 @@
  *   devices, too. Loads and stores without "acquire" or "release" are relaxed, that is atomic and unordered, and so are
  *   add, or and exchange. What X_block touches are words of 32 bits in shared memory.
  *       load_constant(address)   of device memory that nobody changes while the kernel runs
- *       load_system, load_device, load_acquire_system, load_acquire_device, load_acquire_block
+ *       load_system, load_device (also of 32 bits), load_acquire_system, load_acquire_device, load_acquire_block
  *       load_pair_system(address, &second)   acquire; two adjacent words, 16-byte aligned; the second is read no
  *                           earlier than the first, which is returned
  *       store_system, store_release_system, store_release_device, store_block, store_release_block
@@ -47,6 +47,8 @@
  *   clock()   ticks that grow at one rate on the whole device (uccl_ep_gpu_info.clock_hz). For deadlines.
  *   cycles()  the finest counter that this multiprocessor has, at a rate that nobody promises. For measurements.
  *   relax()   a turn of a wait. Every loop that waits for memory calls it.
+ *   turns_host, turns_device, turns_shared   turns of a wait that reads host memory, device memory or shared memory
+ *             before it looks at its deadline and at what else ends it
  *   breath()  what a command takes to the CPU and its answer to host memory, less what a read of that takes to arrive;
  *             nothing where nobody has measured it
  *   dynamic_shared()   the shared memory that the launch asked for, 16-byte aligned

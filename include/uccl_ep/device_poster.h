@@ -133,7 +133,7 @@ struct poster {
         const uccl_ep_ring ring = detail::ring_of(c, channel);
         const uccl_ep_u64 slots = uccl_ep_ring_slots(&ring);
         const uccl_ep_u64 most = all.count < slots ? all.count : slots;
-        detail::patience idle(detail::polls_shared);
+        detail::patience idle(platform::turns_shared);
         uccl_ep_u64 had = 0;                /* commands that were there at the last look */
         uccl_ep_u32 looks = 0, in_vain = 0; /* since the first of them came, and since the last */
         for (uccl_ep_u32 tail = 0;;) {
@@ -169,7 +169,7 @@ struct poster {
                     hand_over(place, 4 * (at + places));
                 }
                 tail += (uccl_ep_u32)n;
-                idle = detail::patience(detail::polls_shared);
+                idle = detail::patience(platform::turns_shared);
                 continue;
             }
             if (platform::ballot(all.mask, platform::load_acquire_block(&end) == (2 * tail | 1))) return UCCL_EP_OK;
@@ -212,7 +212,7 @@ struct poster {
 
     /* Until all lanes of g see the turn they wait for: none goes on alone. */
     UCCL_EP_DEVICE status wait_for_turn(const comm &c, const detail::lanes &g, uccl_ep_u32 place, uccl_ep_u32 value) {
-        detail::patience p(detail::polls_shared);
+        detail::patience p(platform::turns_shared);
         for (;;) {
             const bool mine = platform::load_acquire_block(&turn[place]) == value;
             if (platform::ballot(g.mask, mine) == g.mask) return UCCL_EP_OK;

@@ -492,7 +492,8 @@ UCCL_EP_KERNEL void be_patient(comm c, uccl_ep_u32 period, uccl_ep_u32 *n, uccl_
 // many turns it has had (LIM-1), and the longest one is none that has passed.
 static void check_patience() {
     bench b(1, 2);
-    for (const uccl_ep_u32 period : {uccl_ep_u32{detail::polls_host}, uccl_ep_u32{detail::polls_shared}}) {
+    for (const uccl_ep_u32 period : {uccl_ep_u32{platform::turns_host}, uccl_ep_u32{platform::turns_device},
+                                     uccl_ep_u32{platform::turns_shared}}) {
         uccl_ep_u32 n = 0;
         uccl_ep_status s = UCCL_EP_OK;
         b.c.timeout_ticks = 0;
