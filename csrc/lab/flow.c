@@ -33,6 +33,7 @@ struct lab_flow {
     uint64_t bytes;
     bool stopped;  /* an error is in the window: nothing behind it is executed */
     bool flushing; /* the queue pair is in error */
+    bool told;     /* and the library knows */
     bool holding;
     struct lab_work held;
     struct flight flight[LAB_WINDOW];
@@ -350,6 +351,18 @@ static void abandon(struct lab_flow *flow) {
     flow->holding = flow->stopped = false;
 }
 
+/* The rest is the library's to flush. */
+static uint32_t tell(struct lab_flow *flow) {
+    lab_qp *qp = flow->qp;
+    if (flow->told || !qp->pd->context->device->model->tells_rest) return 0;
+    flow->told = true;
+    struct lab_done done = {.qp = qp, .rest = true, .status = VNIC_FLUSHED};
+    lab_complete(qp->send_cq, &done);
+    done.receive = true;
+    if (!qp->srq) lab_complete(qp->recv_cq, &done);
+    return 1;
+}
+
 static uint32_t flush(struct lab_flow *flow) {
     lab_qp *qp = flow->qp;
     uint32_t done = 0;
@@ -369,7 +382,7 @@ static uint32_t flush(struct lab_flow *flow) {
         abandon(flow);
         done++;
     }
-    if (!by_nic) return done;
+    if (!by_nic) return done + tell(flow);
     static struct lab_work work;
     for (uint32_t i = 0; i < LAB_FETCH_AT_ONCE && qp->pd->context->device->model->fetch(qp, &work); i++, done++) {
         const struct flight f = {.opcode = (uint8_t)work.opcode, .cookie = work.cookie, .status = VNIC_FLUSHED};
@@ -462,7 +475,7 @@ int lab_flow_modify(lab_qp *qp, enum lab_qp_state from) {
         if (from >= LAB_RTR) tell_end(flow);
         lab_ghosts_leave(qp);
         abandon(flow);
-        flow->flushing = false;
+        flow->flushing = flow->told = false;
     }
     lab_nic_wake();
     return 0;

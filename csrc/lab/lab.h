@@ -209,6 +209,9 @@ struct lab_done {
     enum lab_opcode opcode;                               /* of a send */
     uint32_t cookie, bytes, immediate, source_qpn, source_ah; /* source_ah: 0xffff if the target has none */
     vnic_status status; /* VNIC_OK, or an error; vendors' numbers: vnic_vendor_code */
+    /* lab_model.tells_rest: the queue pair is in error, and the library flushes what is left of this queue; `cookie`
+     * and `opcode` are of nothing. */
+    bool rest;
 };
 
 /* ----------------------------------------------------------------------------------------------------------- models */
@@ -268,6 +271,9 @@ struct lab_model {
     /* Entries that the program has not yet consumed, by the consumer index that it wrote. */
     uint32_t (*cq_used)(lab_cq *cq);
     void (*complete)(lab_cq *cq, const struct lab_done *done);
+    /* Where the library flushes (flush_by=provider): it is told by an entry in the queue of sends and one in that of
+     * receives, once, when the queue pair has gone into error. */
+    bool tells_rest;
     /* Has the program asked for an event, by memory that the NIC reads? Sets cq->armed. May be NULL. */
     void (*look)(lab_cq *cq);
 

@@ -187,6 +187,7 @@ static const struct lab_model fake_model = {.name = "fake",
                                             .fetch_shared_receive = fetch_shared,
                                             .cq_used = cq_used,
                                             .complete = complete,
+                                            .tells_rest = true,
                                             .look = look};
 
 /* ----------------------------------------------------------------------------------------------------------- objects

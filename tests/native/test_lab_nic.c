@@ -290,11 +290,17 @@ static void case_provider_flushes(void) {
     for (uint32_t i = 0; i < 3; i++) CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
     CHECK_EQ(side_wait(a.sends).status, VNIC_REMOTE_ACCESS);
     CHECK_EQ(fake_qp_state_now(a.qp), LAB_ERR);
-    /* The rest is the library's; the NIC has said all that it says. A pair of its own shows that it goes on. */
+    /* The rest is the library's: it is told so for each queue, at both ends, and once. A pair of its own shows that the
+     * NIC goes on. */
+    lab_cq *const told[] = {a.sends, a.receives, b.sends, b.receives};
+    struct lab_done d;
+    for (uint32_t i = 0; i < 4; i++) {
+        d = side_wait(told[i]);
+        CHECK(d.rest && d.status == VNIC_FLUSHED && d.receive == i % 2 && d.qp == (i < 2 ? a : b).qp, "queue %u", i);
+    }
     again();
     CHECK_EQ(side_do(&a, &(struct lab_work){.opcode = LAB_NOTHING, .signalled = true, .cookie = 5}).cookie, 5);
-    struct lab_done d;
-    CHECK(!fake_poll(a.sends, &d), "status %d", d.status);
+    for (uint32_t i = 0; i < 4; i++) CHECK(!fake_poll(told[i], &d), "queue %u: status %d", i, d.status);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- EFA
