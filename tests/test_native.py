@@ -46,6 +46,7 @@ LANES = {
             "test_exhaustive",
             "test_fake_ibverbs",
             "test_fiber",
+            "test_lab_bnxt",
             "test_lab_ionic",
             "test_lab_wire",
             "test_ring_model",

@@ -352,7 +352,10 @@ void lab_cq_notify(lab_cq *cq, bool solicited);
  */
 int lab_trap(lab_context *context, uint32_t page, size_t bytes, void **address);
 void lab_untrap(lab_context *context);
-bool lab_trapped_next(void); /* NIC's thread: hand the oldest store to its model */
+/* With lab_lock held. Hand the oldest store to its model; false: none waits. And all of them: what was rung before a
+ * command is before it, as with hardware. */
+bool lab_trapped_next(void);
+void lab_trapped_all(void);
 
 /* nic.c. The thread starts with the first lab_nic_open, which any queue pair or region needs, and ends with the
  * process. All but lab_nic_wake with lab_lock held. */

@@ -77,6 +77,10 @@ bool lab_trapped_next(void) {
     return true;
 }
 
+void lab_trapped_all(void) {
+    for (uint32_t i = 0; i < MAX_STORES && lab_trapped_next(); i++) continue;
+}
+
 /* ------------------------------------------------------------------------------------------------- the instructions */
 
 struct decoded {

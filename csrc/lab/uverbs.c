@@ -583,6 +583,7 @@ static int parse(lab_context *context, const uint8_t *bytes, size_t n) {
 }
 
 ssize_t lab_uverbs_write(lab_context *context, const void *bytes, size_t n) {
+    lab_trapped_all();
     const int error = parse(context, bytes, n);
     return error ? -error : (ssize_t)n;
 }

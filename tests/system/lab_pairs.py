@@ -55,8 +55,8 @@ PORT = "PORT"
 PINGPONG = ("-g", "1", "-e", "-c", "-p", PORT)  # -c: checks what arrives; -e: sleeps for completions
 POLLING = ("-g", "1", "-c", "-p", PORT)
 PERFTEST = ("-F", "-x", "1", "-p", PORT)
-# Programs do not pace, and the NIC's profile lets retries run out above 2 MiB in flight.
-UNPACED = {"pollara": "retry_exc_inflight_bytes=0"}
+# Programs do not pace, and the NIC's profile lets retries run out above 1.5 or 2 MiB in flight.
+UNPACED = dict.fromkeys(("pollara", "thor"), "retry_exc_inflight_bytes=0")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,16 @@ UNPACED = {"pollara": "retry_exc_inflight_bytes=0"}
         ("connectx", "root", "ib_send_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
         ("connectx", "root", "ib_read_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
         ("connectx", "root", "ib_atomic_bw", ("-n", "500", *PERFTEST)),
+        ("thor", "machine", "ibv_rc_pingpong", ("-n", "100", *PINGPONG)),
+        ("thor", "root", "ibv_rc_pingpong", ("-n", "100", *PINGPONG)),
+        ("thor", "root", "ibv_ud_pingpong", ("-n", "100", "-s", "1024", *PINGPONG)),
+        ("thor", "root", "ibv_srq_pingpong", ("-n", "100", *PINGPONG)),
+        ("thor", "machine", "ib_write_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
+        ("thor", "root", "ib_write_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
+        ("thor", "root", "ib_write_lat", ("-n", "50", *PERFTEST)),
+        ("thor", "root", "ib_send_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
+        ("thor", "root", "ib_read_bw", ("-n", "500", "-s", "4096", *PERFTEST)),
+        ("thor", "root", "ib_atomic_bw", ("-n", "500", *PERFTEST)),
         ("efa", "root", "fi_pingpong", ("-p", "efa", "-e", "rdm", "-c", "-I", "10", "-S", "4096", "-B", PORT)),
         *(
             (nic, "root", program, words)
@@ -92,6 +102,8 @@ def test_two_processes_meet(
 ) -> None:
     nic, _, version = nic.partition("-")
     options = {"variant": f"{nic}-{version}"} if version else {}
+    if (nic, which) == ("thor", "machine"):
+        options = {"variant": "thor"}  # the one that older libraries know
     lab = lab_of(nic, "auto" if which == "root" else which, knobs=UNPACED.get(nic, ""), **options)
     pair(lab, program, *(free_port() if word == PORT else word for word in words))
 
