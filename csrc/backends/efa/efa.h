@@ -83,13 +83,14 @@ enum { EFA_QUERY_DEVICE, EFA_CREATE_QP, EFA_QUERY_AH };
 typedef enum efa_state { EFA_IDLE, EFA_CONNECTED, EFA_DRAINING } efa_state;
 
 typedef struct efa_peer {
-    struct ibv_ah *ah;
+    struct ibv_ah *ah; /* that of `shared` */
+    struct efa_handle *shared;
     uint32_t state; /* efa_state */
     uint32_t qp_number, qkey;
     uint32_t outstanding; /* operations */
     uint32_t taken;       /* receives that it took and that were not given back */
     uint16_t handle;      /* the number of `ah`, as completions name it */
-    uint16_t next;        /* rank + 1 of the next one behind the same handle: another process on that NIC */
+    uint16_t next;        /* rank + 1 of the next one behind the same number: another process on that NIC */
     uint8_t gid[16];
     uint8_t theirs, ours; /* numbers of the connection: in immediates to it, and from it */
 } efa_peer;
@@ -130,9 +131,9 @@ int32_t efa_status_of(const struct ibv_wc *wc);
 uccl_ep_status efa_post_receives(uccl_ep_endpoint *endpoint, uint32_t n);
 /* Take all that is in the completion queue into endpoint->found. */
 uccl_ep_status efa_collect(uccl_ep_endpoint *endpoint);
-/* The handle of a peer, for its gid. */
+/* A handle for a peer's gid: its own or that of others on that NIC (handle.c). */
 uccl_ep_status efa_make_handle(uccl_ep_endpoint *endpoint, uint32_t peer);
-/* End the handle of a peer: nothing more comes from it. */
+/* It needs none any more: nothing more comes from it. The handle goes with the last that uses it. */
 void efa_drop_handle(uccl_ep_endpoint *endpoint, uint32_t peer);
 
 #endif

@@ -140,6 +140,7 @@ static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
 static uccl_ep_status prepare(uccl_ep_device *d, verbs_nic *nic) {
     const verbs_library *l = &d->library;
     const char *name = nic->found.name;
+    pthread_mutex_init(&nic->handles_lock, NULL);
     errno = 0;
     nic->pd = l->ibv_alloc_pd(nic->context);
     if (!nic->pd)

@@ -29,7 +29,7 @@
  *
  * Threads. Control calls of a device and calls of its endpoints touch what is written before the endpoints open and
  * read-only afterwards, besides: `imported`, which is written before the peer is written to, `qp_peer` (each endpoint
- * its own elements), and the device's list of lost NICs (atomic).
+ * its own elements), the device's list of lost NICs (atomic), and address handles (under a lock).
  */
 #ifndef UCCL_EP_VERBS_H
 #define UCCL_EP_VERBS_H
@@ -39,6 +39,7 @@
 #endif
 
 #include <infiniband/verbs.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -264,6 +265,9 @@ typedef struct verbs_nic {
     struct ibv_mr *scratch_mr;
     void *scratch;
     _Atomic uint32_t lost; /* an event said that the NIC is gone */
+    /* Of datagrams: address handles, which endpoints share (../efa/handle.c). */
+    struct efa_handle *handles;
+    pthread_mutex_t handles_lock;
 } verbs_nic;
 
 struct uccl_ep_device {
