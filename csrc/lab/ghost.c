@@ -178,7 +178,7 @@ static vnic_status scatter(const lab_qp *qp, const struct lab_receive *receive, 
 
 static void report_receive(lab_qp *qp, const struct lab_request *r, const struct lab_receive *receive, uint32_t bytes,
                            vnic_status status) {
-    const lab_ah *ah = qp->type == LAB_RC ? NULL : lab_ah_of_gid(qp->pd->context->device, &r->source_gid);
+    const lab_ah *ah = qp->type == LAB_RC ? NULL : lab_ah_in(qp->pd, &r->source_gid);
     const struct lab_done done = {.qp = qp,
                                   .receive = true,
                                   .signalled = true,

@@ -158,6 +158,7 @@ typedef struct lab_ah {
     lab_pd *pd;
     uint32_t handle, number; /* number: in EFA's entries */
     struct in6_addr gid;
+    struct lab_ah *next; /* with the same number: lab_ah_join() */
 } lab_ah;
 
 /* ------------------------------------------------------------------------------------------ work, receives and ends */
@@ -327,6 +328,11 @@ lab_mr *lab_mr_keyed(const lab_device *device, uint32_t key);
 lab_ah *lab_ah_numbered(const lab_device *device, uint32_t number);
 /* Does the device know the peer with this GID (an address handle made by anybody in this process)? */
 lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid);
+/* The same, of that protection domain: it is what a completion names. */
+lab_ah *lab_ah_in(const lab_pd *pd, const struct in6_addr *gid);
+/* For a model whose NIC has one number for a GID and a protection domain: `ah` gets that of those that are there. It
+ * stays until the last of them is gone. */
+void lab_ah_join(lab_ah *ah);
 
 /* Is the memory mapped in this process, and writable where that is asked? EFAULT if not. Rings and regions are looked
  * at when the program names them, as the kernel pins them then. */

@@ -283,6 +283,9 @@ int lab_nic_open(lab_device *device) {
     knobs.drop_rate = 0;
     knobs.addr_mode = VNIC_ADDRESS_VIRTUAL;
     knobs.key_bits = 32;
+    /* Memory is the host's here: who has a receive's completion finds the bytes of that message there, with verbs of
+     * any vendor. Profiles leave it open, since in a GPU's memory it needs a flush. */
+    knobs.imm_visible = 1;
     /* Where bytes become visible one after the other, times add up over all that goes on: a fraction each, so that what
      * waits in the NIC does not grow for as long as somebody writes. */
     if (knobs.place_order == VNIC_PLACE_STRICT && !knobs.relaxed) knobs.visible_delay /= 16;
@@ -292,6 +295,23 @@ int lab_nic_open(lab_device *device) {
 
 uint32_t lab_slot(void) {
     return nic.open ? wire_slot(lab_wire) : 0;
+}
+
+/* For who counts what a program leaves behind: of this process's threads and descriptors, those that are the NIC's and
+ * stay. Returns the number of descriptors; those that fit are in `fds`. */
+__attribute__((visibility("default"))) uint32_t uccl_ep_lab_held(int *fds, uint32_t room, uint32_t *threads);
+uint32_t uccl_ep_lab_held(int *fds, uint32_t room, uint32_t *threads) {
+    struct pollfd held[WIRE_MAX_LINKS + 2];
+    uint32_t n = 0;
+    lab_enter();
+    if (nic.open) {
+        held[n++].fd = nic.wake;
+        n += wire_waits(lab_wire, held + n);
+    }
+    lab_leave();
+    *threads = n ? 1 : 0;
+    for (uint32_t i = 0; i < n && i < room; i++) fds[i] = held[i].fd;
+    return n;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- regions

@@ -241,11 +241,22 @@ void lab_publish(lab_context *context, enum lab_kind kind, void *object) {
     entry_of(context, handle_of(kind, object))->published = true;
 }
 
+/* The first of a number's handles is in the table. */
+static void leave_number(const lab_ah *ah) {
+    lab_ah *first = number_find(&ahs, ah->number);
+    if (first == ah) {
+        ahs.object[ah->number] = ah->next;
+        return;
+    }
+    while (first && first->next != ah) first = first->next;
+    if (first) first->next = ah->next;
+}
+
 void lab_free(lab_context *context, enum lab_kind kind, void *object) {
     struct context *c = of(context);
     const uint32_t handle = handle_of(kind, object);
     if (kind == LAB_MR) number_drop(&mrs, ((lab_mr *)object)->key >> 8, object);
-    if (kind == LAB_AH) number_drop(&ahs, ((lab_ah *)object)->number, object);
+    if (kind == LAB_AH) leave_number(object);
     if (kind == LAB_QP) {
         const uint32_t bits = lab_qp_bits(context->device);
         number_drop(&qps, ((lab_qp *)object)->number & ((1u << bits) - 1), object);
@@ -355,6 +366,26 @@ lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid) {
         if (ah && !memcmp(&ah->gid, gid, sizeof *gid)) return ah;
     }
     return NULL;
+}
+
+lab_ah *lab_ah_in(const lab_pd *pd, const struct in6_addr *gid) {
+    for (uint32_t i = 0; i < ahs.room; i++) {
+        lab_ah *ah = ahs.object[i];
+        if (ah && ah->pd == pd && !memcmp(&ah->gid, gid, sizeof *gid)) return ah;
+    }
+    return NULL;
+}
+
+void lab_ah_join(lab_ah *ah) {
+    for (uint32_t i = 0; i < ahs.room; i++) {
+        lab_ah *other = ahs.object[i];
+        if (!other || other == ah || other->pd != ah->pd || memcmp(&other->gid, &ah->gid, sizeof ah->gid)) continue;
+        number_drop(&ahs, ah->number, ah);
+        ah->number = other->number;
+        ah->next = other->next;
+        other->next = ah;
+        return;
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------------- the end

@@ -102,6 +102,12 @@ lab_ah *lab_ah_numbered(const lab_device *device, uint32_t number) {
     return ah && ah->pd->context->device == device ? ah : NULL;
 }
 
+lab_ah *lab_ah_in(const lab_pd *pd, const struct in6_addr *gid) {
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        if (ahs[i] && ahs[i]->pd == pd && !memcmp(&ahs[i]->gid, gid, sizeof *gid)) return ahs[i];
+    return NULL;
+}
+
 lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid) {
     for (uint32_t i = 0; i < n_ahs; i++)
         if (ahs[i] && ahs[i]->pd->context->device == device && !memcmp(&ahs[i]->gid, gid, sizeof *gid)) return ahs[i];

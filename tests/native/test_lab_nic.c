@@ -381,6 +381,22 @@ static void case_efa(void) {
     CHECK(turned, "256 completions came in posting order");
 }
 
+/* Bytes wait in the NIC for a while: those of an immediate's own write are in memory before it is told of. */
+static void case_immediates_show_their_bytes(void) {
+    two("pollara", "visible_delay=2000000");
+    test_rng rng = test_rng_at(2);
+    for (uint32_t i = 0; i < 20; i++) {
+        fill(&a, 0, 256, &rng);
+        side_receive(&b, i, 0, 0);
+        struct lab_work w = side_work(&a, LAB_WRITE_IMM, 0, 256, &b, 1024);
+        w.immediate = i;
+        CHECK(fake_post(a.qp, &w), "a full ring");
+        CHECK_EQ(side_wait(b.receives).immediate, i);
+        CHECK(!memcmp(a.memory, b.memory + 1024, 256), "immediate %u came before its bytes", i);
+        CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    }
+}
+
 static void case_datagrams(void) {
     lab_device *device = fake_device(side_fabric("ud"), "connectx", "");
     a = side_new(device, LAB_UD);
@@ -524,6 +540,7 @@ int main(int argc, char **argv) {
     side_case("overrun", case_overrun);
     side_case("provider flushes", case_provider_flushes);
     side_case("efa", case_efa);
+    side_case("immediates show their bytes", case_immediates_show_their_bytes);
     side_case("datagrams", case_datagrams);
     side_case("mixture connectx", case_mixture_connectx);
     side_case("mixture connectx-ro", case_mixture_relaxed);
