@@ -32,6 +32,7 @@ OLDEST = {"connectx": 44, "efa": NEEDED, "thor": 44, "pollara": NEEDED}
 PACKAGES = (
     "libc6", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "perftest", "libfabric1", "libfabric-bin",
 )  # fmt: skip
+WHOSE = ("auto", "machine", "root")
 SUITES = ("testing", "unstable")  # in this order: what is in the first has been tried
 _REMEDY = "run `uccl-ep lab setup`"
 _KEPT_PROGRAMS = ("ibv_*", "ib_*", "fi_*")
