@@ -75,6 +75,8 @@ lane connectx-machine --backend connectx --libraries machine
 lane connectx --backend connectx
 lane connectx-ro --backend connectx --profile connectx-ro --backend-options relaxed=1
 lane connectx-small --backend connectx --knobs max_wr=64,max_cqe=1024,responder_atomics=2
+lane pollara --backend pollara
+lane pollara-noatomic --backend pollara --profile pollara-noatomic
 lane efa --backend efa
 lane efa3 --backend efa --variant efa3
 lane efa-small --backend efa --variant efa3 --knobs max_wr=64,max_cqe=1024

@@ -36,6 +36,7 @@ CASES = [
             "connectx", "root", ("--profile", "connectx-ro", "--backend-options", "relaxed=1"),
             ("libmlx5", "cx7", "connectx-ro"),
         ),
+        ("pollara", "root", (), ("libionic", "pollara", "pollara")),
         ("efa", "root", (), ("libefa", "efa2", "efa")),
         ("efa", "root", ("--variant", "efa3", "--knobs", "max_wr=64"), ("libefa", "efa3", "efa3")),
     ],
