@@ -427,7 +427,7 @@ static void receives(void) {
     struct lab_receive r;
     open_queue(LAB_RC, false);
     CHECK(!lab_bnxt.fetch_receive(qp, &r), "a receive that was not posted");
-    for (uint32_t i = 0; i < 1000; i++) {
+    for (uint32_t i = 0; i < 1003; i++) {
         write_receive(rings.receives + i % RECEIVES * 128, i % RECEIVES, i % 7);
         ring(1, qp->number, (i + 1) % RECEIVES);
         CHECK(lab_bnxt.fetch_receive(qp, &r), "receive %u is not seen", i);
@@ -435,12 +435,20 @@ static void receives(void) {
         CHECK_EQ(r.sge[0].length, i % 7 ? 10 + i % RECEIVES : 0);
         CHECK(!lab_bnxt.fetch_receive(qp, &r), "receive %u twice", i);
     }
-    /* After a reset both sides begin at zero. */
+    /* After a reset both sides begin at zero, and what nobody asked about before is nothing any more. */
+    struct lab_done d = {.qp = qp, .opcode = LAB_WRITE, .cookie = 5};
+    lab_bnxt.complete(cq, &d);
+    ring(0, qp->number, 3);
     qp->state = LAB_RESET;
     CHECK_EQ(lab_bnxt.modify_qp(qp, LAB_RTS, NULL), 0);
+    CHECK(!lab_bnxt.fetch(qp, &(struct lab_work){0}), "what was posted before");
     write_receive(rings.receives, 77, 1);
     ring(1, qp->number, 1);
     CHECK(lab_bnxt.fetch_receive(qp, &r) && r.sge[0].length == 87, "the first one after a reset");
+    d.cookie = 0;
+    d.status = VNIC_REMOTE_ACCESS;
+    lab_bnxt.complete(cq, &d);
+    CHECK_EQ(get32(rings.completions + 24), 1 | 7 << 8);
     close_queue();
 }
 
