@@ -336,6 +336,14 @@ static void lists(void) {
                 CHECK(w->sge[i].address == 0x1000 * i && w->sge[i].length == 100 + i && w->sge[i].lkey == 7 + i,
                       "piece %u of %u", i, n);
 
+            if (spec) { /* lengths in front that are not the list's */
+                uint8_t *wrong = entry(e[8], e[9], n > 8 ? IONIC_SPEC16 : IONIC_SPEC32);
+                memcpy(wrong + 12, e + 12, ((size_t)1 << shift) - 12);
+                wrong[33 + 2 * (n > 8 ? n - 1 : 2 * n - 1)] ^= 1;
+                post();
+                CHECK_EQ(fetched()->opcode, LAB_BAD);
+            }
+
             memcpy(receive, e, (size_t)1 << shift); /* receives are the same, but for the sum */
             put_index(receive, 41);
             put32(receive + 28, 0);
@@ -395,6 +403,7 @@ static void nonsense(test_rng *rng) {
         {0x04, 0x21, 1, IONIC_INLINE, 28, 8},               /* inline and pieces */
         {0x03, 0x02, 0, IONIC_INLINE, 28, 8},               /* a read into the entry itself */
         {0x07, 0x05, 0, 0, 56, 8},                          /* an atomic without its result */
+        {0x07, 0x77, 1, 0, 56, 16},                         /* of another size */
         {0x07, 0x05, 2, 0, 56, 8},                          /* with two */
         {0x07, 0x05, 1, IONIC_INLINE, 56, 8},               /* */
         {0x04, 0x21, 1, IONIC_SPEC32, 0, 0},                /* lengths in front of a list that is short */
@@ -476,12 +485,12 @@ static void receives(void) {
     CHECK(lab_ionic.fetch_receive(qp, &r), "the broken one");
     CHECK_EQ(r.sges, 0);
     /* After a reset both sides begin at zero; the library may begin with either colour. */
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = 0; i < 3; i++) {
         qp->state = LAB_RESET;
         CHECK_EQ(lab_ionic.modify_qp(qp, LAB_RTS, NULL), 0);
         CHECK(!lab_ionic.fetch_receive(qp, &r), "one of before");
         program.posted = 0;
-        program.colour = i;
+        program.colour = i == 2;
         for (uint32_t k = 0; k < RING + 3; k++) {
             entry(operation(0x04, 0x21), 0, 0);
             post();
