@@ -55,8 +55,9 @@ struct uccl_ep_endpoint {
     /* Completions that disconnect() found and poll() has not given yet: [head, tail). */
     uccl_ep_completion *found;
     uint32_t found_head, found_tail, found_room;
-    uint64_t *cookies; /* [peers][mask + 1] */
-    bool loss_told;    /* of the NIC */
+    uint32_t poll_failures; /* on end */
+    uint64_t *cookies;      /* [peers][mask + 1] */
+    bool loss_told;         /* of the NIC */
     /* A batch in the making. */
     struct ibv_send_wr requests[VERBS_BATCH];
     struct ibv_sge pieces[VERBS_BATCH];

@@ -166,6 +166,8 @@ typedef struct verbs_vendor {
     void (*limit)(const struct ibv_device_attr *attributes, verbs_limits *limits);
     /* A line for a vendor_err, or NULL. */
     const char *(*describe)(uint32_t vendor_error);
+    /* How often ibv_poll_cq may fail on end before the queue counts as broken; 0: not once. */
+    uint32_t poll_failures;
 } verbs_vendor;
 
 /* Of the library that this is linked into. */

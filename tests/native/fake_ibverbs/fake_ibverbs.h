@@ -66,6 +66,8 @@ void fake_ibverbs_hold(uint32_t qp_num, int held);
 void fake_ibverbs_delay_receives(uint32_t qp_num);
 /* An event says that its completion queue failed, or its shared queue of receives. */
 void fake_ibverbs_fail_queue(uint32_t qp_num, int receives);
+/* The next n polls of any queue fail (-EIO) and take nothing. */
+void fake_ibverbs_fail_polls(uint32_t n);
 /* Receives that are ready for it, in its own queue or the shared one. */
 uint32_t fake_ibverbs_receives(uint32_t qp_num);
 /* The queue pair that is the `index`th to have been made among those that live; 0: there is none. */

@@ -277,12 +277,25 @@ static bool pop(fake_cq *cq, fake_cqe *cqe) {
     return true;
 }
 
+static uint32_t polls_to_fail;
+
+void fake_ibverbs_fail_polls(uint32_t n) {
+    LOCK();
+    polls_to_fail = n;
+    UNLOCK();
+}
+
 static int poll_cq(struct ibv_cq *base, int max, struct ibv_wc *wc) {
     fake_cq *cq = (fake_cq *)(void *)base;
     fake_cqe cqe;
     int n = 0;
     LOCK();
     fake_run(false);
+    const bool fails = polls_to_fail != 0;
+    if (fails) {
+        polls_to_fail--;
+        max = 0;
+    }
     while (n < max && pop(cq, &cqe)) {
         if (cqe.srd && !cqe.qp) { /* libefa: of no queue pair that there is */
             if (!n) n = -EINVAL;
@@ -291,6 +304,7 @@ static int poll_cq(struct ibv_cq *base, int max, struct ibv_wc *wc) {
         wc[n++] = cqe.wc;
     }
     if (!n && cq->overrun) n = -1;
+    if (fails) n = -EIO;
     UNLOCK();
     return n;
 }
