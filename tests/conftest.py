@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,10 @@ with contextlib.suppress(ImportError):
     # A busy machine is no failure; a failure prints what replays it.
     hypothesis.settings.register_profile("uccl_ep", deadline=None, print_blob=True)
     hypothesis.settings.load_profile("uccl_ep")
+
+# A shell that starts the tests in the background has them ignore what tests send to each other.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -590,7 +590,10 @@ static uccl_ep_status join(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstra
 
 uccl_ep_status start_proxies(uccl_ep_comm *comm) {
     comm->running = true;
-    if (comm->config.progress == UCCL_EP_PROGRESS_CALLER) return UCCL_EP_OK;
+    return comm->config.progress == UCCL_EP_PROGRESS_CALLER ? UCCL_EP_OK : start_threads(comm);
+}
+
+uccl_ep_status start_threads(uccl_ep_comm *comm) {
     for (uint32_t i = 0; i < comm->config.proxies; i++) {
         struct proxy *p = &comm->proxies[i];
         atomic_store(&p->stop, false);

@@ -49,6 +49,7 @@ _Noreturn void uccl_ep_assert_failed(const char *condition, const char *file, in
 #define MAX_RECORDS 256u
 #define BATCH_OPERATIONS 256u              /* of one submit */
 #define TAKE_COMMANDS 256u                 /* from one ring in one pass */
+#define LARGE_BYTES 32768u                 /* of a put: it takes a NIC longer than its completion takes the proxy */
 #define FIRST_SEQUENCE (UINT32_MAX - 100u) /* default of first_sequence: every run meets the wrap (LIM-1) */
 #define GO_ALONG 64u /* entries that are looked at for signals that go along with the one that is due */
 #define TRACE_ENTRIES 1024u
@@ -558,6 +559,7 @@ uccl_ep_status import_peers(uccl_ep_comm *comm, const struct contacts *c, const 
 /* comm.c */
 uccl_ep_status backend_failed(uccl_ep_comm *comm, uccl_ep_status status, const char *clause, const char *what);
 uccl_ep_status start_proxies(uccl_ep_comm *comm);
+uccl_ep_status start_threads(uccl_ep_comm *comm); /* also where progress is the caller's */
 void stop_proxies(uccl_ep_comm *comm);
 
 /* accelerator.c: the device, and heaps in its memory */
@@ -596,6 +598,7 @@ bool waiter_read(const uccl_ep_comm *comm, uint32_t place, struct waiting *out);
 /* wait.c */
 typedef struct backoff {
     uint32_t turns;
+    bool patient; /* from spinning to sleeping, without yielding in between */
 } backoff;
 void backoff_wait(uccl_ep_comm *comm, backoff *b);
 void backoff_pause(uccl_ep_comm *comm, backoff *b);

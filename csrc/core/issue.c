@@ -376,12 +376,13 @@ static void dress(const struct proxy *p, batch *b) {
 }
 
 /*
- * Say which operations give a completion: the last one, and some before it, for a NIC that takes only a part. If the
- * last one taken has none, nothing tells of what came before it until more is submitted; so the first of the next batch
- * has one.
+ * Say which operations give a completion: the last one, and some before it, for a NIC that takes only a part; of
+ * large puts each, so that a window of them opens by one, not by megabytes. If the last one taken has none, nothing
+ * tells of what came before it until more is submitted; so the first of the next batch has one.
  */
 static void mark_signalled(const struct proxy *p, const struct peer *q, batch *b) {
-    const uint32_t every = p->unsignalled ? p->signal_every : 1;
+    const bool large = b->bytes >= (uint64_t)b->n * LARGE_BYTES;
+    const uint32_t every = p->unsignalled && !large ? p->signal_every : 1;
     for (uint32_t i = every - 1; i < b->n; i += every) b->operations[i].flags |= UCCL_EP_OPERATION_SIGNALLED;
     b->operations[b->n - 1].flags |= UCCL_EP_OPERATION_SIGNALLED;
     if (q->uncovered) b->operations[0].flags |= UCCL_EP_OPERATION_SIGNALLED;

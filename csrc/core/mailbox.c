@@ -286,11 +286,12 @@ static void bad_record(struct proxy *p, uint32_t source, uint32_t slot) {
 
 /* Broken on purpose (mailbox_unsequenced): a record is believed when its own immediate comes, whatever is missing. */
 static void apply_at_once(struct proxy *p, uint32_t source, uint64_t number) {
-    struct record *const r = at(&p->mailbox, p->mailbox.inbox, record_place(&p->mailbox, source, number));
-    if (!record_is_numbered(r, number) || record_slot(r) >= p->signals) return;
-    const uint64_t value = r->word[0];
-    const uint32_t slot = record_slot(r);
-    *r = (struct record){{0, 0}};
+    struct record *const place = at(&p->mailbox, p->mailbox.inbox, record_place(&p->mailbox, source, number));
+    const struct record r = record_read(place);
+    if (!record_is_numbered(&r, number) || record_slot(&r) >= p->signals) return;
+    const uint64_t value = r.word[0];
+    const uint32_t slot = record_slot(&r);
+    record_clear(place);
     add(p, slot, value);
 }
 
@@ -344,11 +345,12 @@ static void apply_numbered(struct proxy *p, uint32_t source, uint64_t end) {
     const struct mailbox *m = &p->mailbox;
     forget(l, end);
     for (; l->expected != end; l->expected++) {
-        struct record *const r = at(m, m->inbox, record_place(m, source, l->expected));
-        if (!record_is_numbered(r, l->expected)) continue; /* that number was a put's */
-        const uint32_t slot = record_slot(r);
-        const uint64_t value = r->word[0];
-        *r = (struct record){{0, 0}};
+        struct record *const place = at(m, m->inbox, record_place(m, source, l->expected));
+        const struct record r = record_read(place);
+        if (!record_is_numbered(&r, l->expected)) continue; /* that number was a put's */
+        const uint32_t slot = record_slot(&r);
+        const uint64_t value = r.word[0];
+        record_clear(place);
         if (!signals(p, source, l->expected)) continue;
         if (UNLIKELY(slot >= p->signals)) {
             bad_record(p, source, slot);

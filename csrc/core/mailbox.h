@@ -32,6 +32,18 @@ struct extent {
  */
 #define RECORD_NUMBER_BITS 40u
 
+/* By words: where a NIC places payloads twice (PUT-7), it may write a record once more that was taken already. Its
+ * number is then an old one. */
+static inline struct record record_read(const struct record *place) {
+    return (struct record){
+        {__atomic_load_n(&place->word[0], __ATOMIC_RELAXED), __atomic_load_n(&place->word[1], __ATOMIC_RELAXED)}};
+}
+
+static inline void record_clear(struct record *place) {
+    __atomic_store_n(&place->word[0], 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&place->word[1], 0, __ATOMIC_RELAXED);
+}
+
 static inline struct record record_numbered(uint64_t add, uint32_t slot, uint64_t number) {
     return (struct record){{add, number << SLOT_BITS | slot}};
 }

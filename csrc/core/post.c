@@ -126,7 +126,9 @@ static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint
     }
     if (LIKELY(uccl_ep_ring_has_space(ring, *first, n)) || FAULT(overwrite_full_ring)) return UCCL_EP_OK;
     const uint64_t deadline = deadline_of(comm, timeout_ns);
-    backoff b = {0};
+    /* A ring of commands goes before these. If it has not moved by the end of the spins, it lasts longer than a nap,
+     * and the CPU is better used by who empties it. */
+    backoff b = {.patient = true};
     while (!uccl_ep_ring_has_space(ring, *first, n)) {
         uccl_ep_status status = check_channel(comm, ring->channel);
         if (status == UCCL_EP_OK && comm_now(comm) >= deadline) status = no_space(comm, ring->channel, n, timeout_ns);

@@ -96,6 +96,9 @@ uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootst
             status = fail_local(UCCL_EP_E_NIC, "ERR-6",
                                 "the endpoint of proxy %u is closed: only a new communicator helps", i);
     if (status == UCCL_EP_OK) status = finish(comm);
+    /* A caller that drives progress now waits in the bootstrap; others' commands may still need its return words. */
+    if (status == UCCL_EP_OK && comm->config.progress == UCCL_EP_PROGRESS_CALLER && !comm->config.idle)
+        status = start_threads(comm);
     status = exchange(comm, bootstrap, "reset finish", status, NULL, 0, NULL);
     stop_proxies(comm);
 

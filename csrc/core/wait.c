@@ -39,7 +39,7 @@ void backoff_pause(uccl_ep_comm *comm, backoff *b) {
     b->turns++;
     if (b->turns < WAIT_SPINS) {
         cpu_relax();
-    } else if (b->turns < WAIT_YIELDS) {
+    } else if (b->turns < WAIT_YIELDS && !b->patient) {
         sched_yield();
     } else {
         nanosleep(&(struct timespec){0, WAIT_NAP_NS}, NULL);

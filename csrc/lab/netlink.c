@@ -9,7 +9,6 @@
  * believed to be ours only if it is still that socket. Requests: Linux, include/uapi/rdma/rdma_netlink.h.
  */
 #undef _FORTIFY_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <linux/netlink.h>
 #include <rdma/rdma_netlink.h>
@@ -21,9 +20,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "behind.h"
 #include "lab.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define NODE_CA 1u /* enum rdma_node_type; sysfs shows it */
 #define NODE_UNSPECIFIED 7u
 #define HEAD sizeof(struct nlattr)
@@ -32,21 +31,6 @@
 #define REQUEST_BYTES 4096u
 #define REPLY_BYTES 16384u
 
-void lab_netlink_close(int fd);
-
-static void *next(_Atomic(void *) *slot, const char *name) {
-    void *function = atomic_load_explicit(slot, memory_order_acquire);
-    if (function) return function;
-    function = dlsym(RTLD_NEXT, name);
-    if (!function) lab_die("there is no %s() behind the lab's", name);
-    atomic_store_explicit(slot, function, memory_order_release);
-    return function;
-}
-#define NEXT_(name)                                                                                                    \
-    static _Atomic(void *) next_##name;                                                                                \
-    static inline __typeof__(&name) real_##name(void) {                                                                \
-        return (__typeof__(&name))next(&next_##name, #name);                                                           \
-    }
 NEXT_(socket)
 NEXT_(bind)
 NEXT_(getsockname)
@@ -58,7 +42,6 @@ NEXT_(recv)
 NEXT_(recvfrom)
 NEXT_(recvmsg)
 NEXT_(close)
-#undef NEXT_
 
 /* ---------------------------------------------------------------------------------------------------------- sockets */
 

@@ -27,15 +27,13 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "behind.h"
 #include "control.h"
-
-#define EXPORT __attribute__((visibility("default")))
 
 /* ---------------------------------------------------------------------------------------------- what comes behind us
  */
 
-/* Found when it is first needed, which may be before our constructor: other libraries' come first. */
-static void *next(_Atomic(void *) *slot, const char *name) {
+void *lab_behind(_Atomic(void *) *slot, const char *name) {
     void *function = atomic_load_explicit(slot, memory_order_acquire);
     if (function) return function;
     function = dlsym(RTLD_NEXT, name);
@@ -44,11 +42,6 @@ static void *next(_Atomic(void *) *slot, const char *name) {
     return function;
 }
 
-#define NEXT_(name)                                                                                                    \
-    static _Atomic(void *) next_##name;                                                                                \
-    static inline __typeof__(&name) real_##name(void) {                                                                \
-        return (__typeof__(&name))next(&next_##name, #name);                                                           \
-    }
 NEXT_(open)
 NEXT_(openat)
 NEXT_(write)
@@ -64,7 +57,6 @@ NEXT_(access)
 NEXT_(faccessat)
 NEXT_(sigaction)
 NEXT_(signal)
-#undef NEXT_
 
 /* ------------------------------------------------------------------------------------------------------ descriptors */
 
@@ -404,8 +396,6 @@ EXPORT int munmap(void *at, size_t bytes) {
 
 /* ------------------------------------------------------------------------------------------------------ close and dup
  */
-
-bool lab_netlink_close(int fd) __attribute__((weak)); /* netlink.c: forgets the descriptor */
 
 /* Before the number is free to be given again. */
 static void forget(int fd) {

@@ -8,10 +8,10 @@
 
 #include "mutant.h"
 
-/* Long enough for a reader on a busy machine to look in between, and short enough for many of them in a case. */
-#define SOON_NS 1000000ull
-#define LATE_NS 3000000ull
-#define OLD_NS 50000000ull /* until the next put to the same bytes has been posted */
+/* Long enough for a reader on a busy machine to look in between: the first one that does ends the case. */
+#define SOON_NS 50000000ull
+#define LATE_NS 20000000ull
+#define OLD_NS 500000000ull /* until the next put to the same bytes has been posted */
 
 static const char *const names[] = {"none",
 #define NAME(name, clause, text) #name,
@@ -354,9 +354,12 @@ bool fault_early(const uccl_ep_endpoint *e, const struct pending *p) {
 void fault_ended(uccl_ep_endpoint *e, uint32_t peer, const struct pending *p) {
     struct queue *q = &e->queues[peer];
     uccl_ep_operation again = p->operation;
-    if (e->device->knobs.fault == FAULT_source_read_again && !q->debt.due_ns && is_write(&again) &&
-        p->number % 3 == 0) {
-        owe(q, &again, NOBODY, now_of(e) + LATE_NS);
+    if (e->device->knobs.fault == FAULT_source_read_again && is_write(&again)) {
+        /* Once more when the next one has ended: whoever waits for each in turn has changed the source by then. */
+        if (q->debt.due_ns)
+            q->debt.due_ns = 1;
+        else if (p->number % 3 == 0)
+            owe(q, &again, NOBODY, UINT64_MAX);
         return;
     }
     if (e->device->knobs.fault != FAULT_late_duplicate || q->debt.due_ns || !is_write(&again) || p->number % 5) return;

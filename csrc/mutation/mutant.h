@@ -14,6 +14,7 @@
  *   lazy=USEC      pauses of up to so long between operations of a peer, and between completions [0]
  *   partial=P      percent of submits that take a part of what they are given [0]
  *   again=P        percent of submits that take nothing [0]
+ *   step=1         one operation of a peer at most is executed at a poll, so what is between two can be seen [0]
  *   room=N         operations that the queue of a peer holds [256]
  *   disorder=1     operations of a peer are executed and completed in any order, and no order is promised [0]
  *   fail=P         puts of a thousand that fail; they may have taken effect or not [0]
@@ -38,7 +39,7 @@
     X(put_stray, "PUT-1", "every 7th put writes one byte too many")                                                    \
     X(put_torn, "PUT-1", "of every 3rd put the second half is placed later than what follows it")                      \
     X(target_must_run, "PUT-2", "puts to a process that is stopped wait until it goes on")                             \
-    X(source_read_again, "PUT-3", "of every 3rd put the source is read and placed once more after the completion")     \
+    X(source_read_again, "PUT-3", "of every 3rd put the source is read and placed once more after the next one")       \
     X(offset_32_bits, "PUT-4", "target offsets are cut to 32 bits")                                                    \
     X(length_16_bits, "PUT-4", "lengths are cut to 16 bits")                                                           \
     X(older_put_wins, "PUT-5", "every 2nd put, complete at once, is placed after the next one to the same bytes")      \
@@ -77,7 +78,7 @@ enum fault {
 struct knobs {
     uint64_t lazy_ns;
     uint32_t partial, again, room, fail;
-    bool disorder;
+    bool disorder, step;
     uint64_t seed;
     enum fault fault;
 };

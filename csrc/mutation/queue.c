@@ -148,7 +148,8 @@ static uint64_t next_waiting(uccl_ep_endpoint *e, uint32_t peer) {
 static void execute_some(uccl_ep_endpoint *e, uint32_t peer, uint64_t now) {
     struct queue *q = &e->queues[peer];
     if (q->debt.due_ns) fault_debt(e, peer, now);
-    for (uint32_t i = 0; i < POLL_BATCH && !q->stopped && now >= q->resume_ns; i++) {
+    const uint32_t most = e->device->knobs.step ? 1 : POLL_BATCH;
+    for (uint32_t i = 0; i < most && !q->stopped && now >= q->resume_ns; i++) {
         const uint64_t at = next_waiting(e, peer);
         if (at == NOBODY) return;
         const enum turn turn = fault_turn(e, peer, at, now);

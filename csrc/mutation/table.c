@@ -95,17 +95,14 @@ static uccl_ep_status parse_fault(const uccl_ep_host *host, const char *value, e
 
 static uccl_ep_status parse(const uccl_ep_host *host, const char *options, struct parsed *out) {
     *out = (struct parsed){.knobs = {.room = 256, .seed = 1}, .real = DEFAULT_REAL};
-    uint64_t lazy = 0, partial = 0, again = 0, room = 256, disorder = 0, fails = 0;
+    uint64_t lazy = 0, partial = 0, again = 0, room = 256, disorder = 0, step = 0, fails = 0;
     const struct {
         const char *key;
         uint64_t *value, most;
-    } numbers[] = {{"lazy", &lazy, 1000000},
-                   {"partial", &partial, 100},
-                   {"again", &again, 95},
-                   {"room", &room, MAX_ROOM},
-                   {"disorder", &disorder, 1},
-                   {"fail", &fails, 1000},
-                   {"seed", &out->knobs.seed, UINT64_MAX}};
+    } numbers[] = {{"lazy", &lazy, 1000000},   {"partial", &partial, 100},
+                   {"again", &again, 95},      {"room", &room, MAX_ROOM},
+                   {"disorder", &disorder, 1}, {"step", &step, 1},
+                   {"fail", &fails, 1000},     {"seed", &out->knobs.seed, UINT64_MAX}};
     char copy[256];
     snprintf(copy, sizeof copy, "%s", options);
     char *rest = NULL;
@@ -135,6 +132,7 @@ static uccl_ep_status parse(const uccl_ep_host *host, const char *options, struc
     out->knobs.again = (uint32_t)again;
     out->knobs.room = room ? (uint32_t)room : 1;
     out->knobs.disorder = disorder;
+    out->knobs.step = step;
     out->knobs.fail = (uint32_t)fails;
     return UCCL_EP_OK;
 }

@@ -278,14 +278,21 @@ void rdma(const char *backend) {
     if (!puts) die("no memory");
     signal_latency(comm);
     put_latency(comm, heap, SMALLEST);
+    uccl_ep_proxy_stats before, after;
+    must(uccl_ep_proxy_query(comm, 0, &before), "query");
     for (uint64_t round = 0; round < options.rounds; round++) {
         fill(heap, slots * size, round + 1);
         puts[round] = time_puts(comm, size, slots, options.commands);
         check_there(slots * size, round + 1, size);
     }
-    printf("{\"what\": \"put\", \"bytes\": %llu, \"count\": %llu, \"rounds\": %llu, \"put_ns\": %.2f}\n",
-           (unsigned long long)size, (unsigned long long)options.commands, (unsigned long long)options.rounds,
-           median(puts, options.rounds));
+    must(uccl_ep_proxy_query(comm, 0, &after), "query");
+    printf(
+        "{\"what\": \"put\", \"bytes\": %llu, \"count\": %llu, \"rounds\": %llu, \"put_ns\": %.2f, \"submits\": %llu, "
+        "\"completions\": %llu, \"reads\": %llu, \"sleeps\": %llu}\n",
+        (unsigned long long)size, (unsigned long long)options.commands, (unsigned long long)options.rounds,
+        median(puts, options.rounds), (unsigned long long)(after.submits - before.submits),
+        (unsigned long long)(after.completions - before.completions),
+        (unsigned long long)(after.flushes - before.flushes), (unsigned long long)(after.sleeps - before.sleeps));
     free(puts);
     end_other(comm, child);
 }

@@ -290,7 +290,8 @@ UCCL_EP_API uccl_ep_status uccl_ep_exclude(uccl_ep_comm *comm, uint32_t rank);
  * Collective over all ranks of the communicator, all of them alive (ERR-6). Every (channel, target) that was closed on
  * any rank gets a new incarnation: what was queued or in flight is given up, connections are made anew, nothing of the
  * old incarnation is applied afterwards. Signal words of all ranks then start again at zero, as after create. Errors
- * are cleared. No kernel that uses the communicator runs meanwhile.
+ * are cleared. No kernel that uses the communicator runs meanwhile. Where progress is the caller's (without `idle`),
+ * threads of the library's own stand in from when this rank is done until all are.
  */
 UCCL_EP_API uccl_ep_status uccl_ep_reset(uccl_ep_comm *comm, const uccl_ep_bootstrap *bootstrap);
 

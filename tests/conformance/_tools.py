@@ -7,7 +7,7 @@ shows as a difference instead of cancelling out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,16 @@ class Layout:
 def neighbours(ctx: Context) -> tuple[int, int]:
     """(whom this rank sends to, from whom it receives): one ring over all ranks."""
     return (ctx.rank + 1) % ctx.size, (ctx.rank - 1) % ctx.size
+
+
+def driven(ctx: Context, b: Bench, condition: Callable[[], bool]) -> bool:
+    """Call progress until `condition` holds: for communicators in which nothing moves otherwise; what it came to."""
+
+    def turn() -> bool:
+        b.comm.progress()
+        return condition()
+
+    return ctx.until(turn)
 
 
 def commands(entries: Sequence[dict[str, Any]]) -> npt.NDArray[Any]:

@@ -522,6 +522,34 @@ def one_rank_failed(ctx: Context) -> None:
 
 
 @case(
+    "err6.others_still_send",
+    clauses=("ERR-6", "PRG-1"),
+    ranks=(2, 3),
+    needs=("caller",),
+    comm={"progress": "caller", "ring_log2": 12},
+    timeout=30,
+)
+def others_still_send(ctx: Context) -> None:
+    """Who has nothing left to do in a reset still serves those who have: receives and credits go back to them."""
+    b = ctx.bench
+    last = ctx.size - 1
+    for _ in range(2):
+        if ctx.rank == last:
+            for k in range(3000):
+                b.channel().signal(k % last, k % 4)
+        b.reset()
+        failed = b.channel().stats()["failed"]
+        ctx.check_equal(failed, 0, "ERR-6", "commands of a healthy rank failed in a reset that others had reached")
+        for slot in range(4):
+            ctx.check_equal(b.comm.read_signal(slot), 0, "ERR-6", "a word does not start at zero", slot=slot)
+        ctx.barrier()
+        b.channel().signal((ctx.rank + 1) % ctx.size, 5).wait()
+        b.wait_signal(5, 1, "ERR-6")
+        ctx.barrier()
+        b.expect_signal(5)
+
+
+@case(
     "err6.nothing_of_the_old",
     clauses=("ERR-6", "SIG-1"),
     ranks=(2, 3),

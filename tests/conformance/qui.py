@@ -9,7 +9,7 @@ from uccl_ep.conformance.context import Context
 from uccl_ep.conformance.registry import case
 from uccl_ep.errors import DeadlineExceeded, UcclEpError
 
-from ._tools import SIGNAL, Layout, commands, message, neighbours, put_command
+from ._tools import SIGNAL, Layout, commands, driven, message, neighbours, put_command
 
 
 @case("qui0.source_reuse", clauses=("QUI-0", "PUT-3", "QUI-1"), comm={"heap_bytes": 16 << 20}, weak=True)
@@ -249,6 +249,38 @@ def source_over_all(ctx: Context) -> None:
         b.compare(
             layout.landing(source) + c * size, want, "QUI-2", "quiet_source over all channels left one out", channel=c
         )
+        b.expect(layout.landing(source) + c * size, want)
+
+
+@case(
+    "qui2.one_channel_outstanding",
+    clauses=("QUI-2", "QUI-0", "QUI-1"),
+    ranks=(2,),
+    level="full",
+    needs=("standstill",),
+    comm={"progress": "caller", "channels": 5},
+)
+def one_channel_outstanding(ctx: Context) -> None:
+    """While nobody executes what one channel alone has posted, a quiet over all has to wait, whichever it is."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    size = 256
+    for c in range(5):
+        at = c * size
+        b.place(layout.source(to) + at, message(ctx, size, ctx.rank, to, c))
+        ticket = b.channel(c).put(to, layout.source(to) + at, layout.landing(ctx.rank) + at, size)
+        with ctx.raises("QUI-2", DeadlineExceeded, f"a quiet over all, with a put of channel {c} not executed"):
+            b.comm.quiet(timeout=0)
+        with ctx.raises("QUI-2", DeadlineExceeded, f"a quiet_source over all, with a put of channel {c} not executed"):
+            b.comm.quiet_source(timeout=0)
+        ctx.check(driven(ctx, b, ticket.done), "QUI-1", "progress calls do not complete a put", channel=c)
+        b.comm.quiet(timeout=0)
+        b.comm.quiet_source(timeout=0)
+    ctx.barrier()
+    for c in range(5):
+        want = message(ctx, size, source, ctx.rank, c)
+        b.compare(layout.landing(source) + c * size, want, "QUI-2", "quiet over all channels left one out", channel=c)
         b.expect(layout.landing(source) + c * size, want)
 
 

@@ -347,6 +347,61 @@ def seen_at_once(ctx: Context) -> None:
         b.expect_signal(0)
 
 
+@case(
+    "sig2.step_by_step",
+    clauses=("SIG-2", "SIG-1", "SIG-3", "SIG-5", "QUI-0", "QUI-1", "PUT-3", "MEM-3"),
+    ranks=(2,),
+    level="full",
+    needs=("standstill",),
+    comm={"progress": "caller"},
+    weak=True,
+)
+def step_by_step(ctx: Context) -> None:
+    """All stands still after each progress call, and the ranks look: what is shown, complete or given back is so."""
+    b = ctx.bench
+    to, source = neighbours(ctx)
+    layout = Layout(b)
+    ch = b.channel()
+    n, size = 12, 512
+    posted = []
+    for k in range(n):
+        local, remote = layout.source(to) + k * size, layout.landing(ctx.rank) + k * size
+        b.place(local, message(ctx, size, ctx.rank, to, k))
+        if k % 3:
+            posted.append(ch.put_signal(to, local, remote, size, 0))
+        else:
+            ch.put(to, local, remote, size)
+            posted.append(ch.signal(to, 0))
+        for word in (1, 2, 3):  # of these a later one is never ahead
+            last = ch.signal(to, word)
+    given_back = complete = shown = 0
+    while True:
+        b.comm.progress()
+        while complete < n and posted[complete].done():
+            complete += 1
+        while given_back < n and posted[given_back].source_done():
+            b.place(layout.source(to) + given_back * size, np.full(size, 0xFF, np.uint8))
+            given_back += 1
+        told, over = zip(*ctx.share([complete, last.done()], drive=False), strict=True)
+        words = [b.comm.read_signal(word) for word in (3, 2, 1, 0)][::-1]
+        ctx.check(words[0] >= told[source], "QUI-1", "a signal is complete and not applied", words=words, told=told)
+        ctx.check(words[0] <= n, "SIG-1", "a word holds more than was added", words=words)
+        ctx.check(sorted(words, reverse=True) == words, "SIG-5", "a signal is ahead of an earlier one", words=words)
+        while shown < words[0]:
+            want = message(ctx, size, source, ctx.rank, shown)
+            b.compare(
+                layout.landing(source) + shown * size, want, "SIG-2", "a signal is visible, and its put is not", k=shown
+            )
+            b.expect(layout.landing(source) + shown * size, want)
+            shown += 1
+        ctx.allgather(b"", drive=False)  # all have looked
+        if all(over):
+            break
+        ctx.check(ctx.now() < ctx.deadline - 1, "SIG-1", "progress calls do not complete it", words=words, told=told)
+    for word in (0, 1, 2, 3):
+        b.expect_signal(word, n)
+
+
 @case("sig3.large", clauses=("SIG-3", "SIG-1"), ranks=(2,), comm={"heap_bytes": 10 << 20}, weak=True)
 def large(ctx: Context) -> None:
     """The signal of a put_signal of 4 MiB does not overtake its end."""

@@ -338,6 +338,28 @@ static uccl_ep_comm *open_single(const char *options, uint32_t ring_log2, uccl_e
     return open_comm(r, &config, info);
 }
 
+/* One batch of 64 puts: the NIC is asked for a completion every 32, of large ones for each. */
+static void completions_rank(thread_rank *r, void *argument) {
+    (void)argument;
+    static const struct { uint64_t bytes, completions; } rows[] = {{16, 2}, {16384, 2}, {32768, 64}, {524288, 64}};
+    uccl_ep_comm_info info;
+    uccl_ep_config config = base_config("");
+    config.progress = UCCL_EP_PROGRESS_CALLER;
+    config.ring_log2 = 7;
+    config.first_sequence = 1; /* a batch would end where they wrap */
+    uccl_ep_comm *comm = open_comm(r, &config, &info);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        uccl_ep_proxy_stats before, after;
+        OK(uccl_ep_proxy_query(comm, 0, &before));
+        for (uint32_t k = 0; k < 64; k++) OK(uccl_ep_put(comm, 0, 0, 0, 524288, rows[i].bytes, 0, NULL));
+        OK(uccl_ep_quiet(comm, 0, UCCL_EP_TIMEOUT_DEFAULT));
+        OK(uccl_ep_proxy_query(comm, 0, &after));
+        CHECK_EQ(after.submits - before.submits, 1);
+        CHECK_EQ(after.completions - before.completions, rows[i].completions);
+    }
+    uccl_ep_comm_destroy(comm);
+}
+
 static void full_ring_rank(thread_rank *r, void *argument) {
     (void)argument;
     uccl_ep_comm_info info;
@@ -546,6 +568,7 @@ int main(int argc, char **argv) {
     run_ranks(3, exclude_idle_rank, (void *)(uintptr_t) "adds=0,seed=2");
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,room=16,seed=1");
     run_ranks(3, stall_rank, (void *)(uintptr_t) "stall=1,any_order=1,atomic_order=0,seed=2");
+    run_ranks(1, completions_rank, NULL);
     run_ranks(1, full_ring_rank, NULL);
     run_ranks(1, closing_rank, NULL);
     run_ranks(1, abort_rank, NULL);

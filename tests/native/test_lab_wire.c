@@ -253,7 +253,7 @@ static void test_death(void) {
     if (!child) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         struct end e;
-        if (getppid() != parent || open_end(&e, "one", 8, 1u << 30)) _exit(1);
+        if (getppid() != parent || open_end(&e, "one", 8, 1u << 30) || write(ready[1], "", 1) != 1) _exit(1);
         struct wire_link *link;
         e.echoes = true;
         while (e.frames < 10) {
@@ -267,11 +267,13 @@ static void test_death(void) {
     }
     struct end e;
     struct wire_link *link;
-    while (open_end(&e, "one", 8, 1u << 30) == 0 && wire_slot(e.wire) == 0) wire_close(e.wire), sched_yield();
-    while (wire_reach(e.wire, 0, &link)) sched_yield();
+    char byte;
+    CHECK(read(ready[0], &byte, 1) == 1, "the child has its slot");
+    CHECK_EQ(open_end(&e, "one", 8, 1u << 30), 0);
+    CHECK_EQ(wire_slot(e.wire), 1);
+    CHECK_EQ(wire_reach(e.wire, 0, &link), 0);
     for (uint32_t i = 0; i < 10; i++) CHECK(wire_send(link, &(struct iovec){big, 5000}, 1), "sent");
     while (e.frames < 10) wire_turn(e.wire);
-    char byte;
     CHECK(read(ready[0], &byte, 1) == 1, "the child is there");
     CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child, "killed");
     while (e.gone < 2) wire_turn(e.wire); /* both ways */

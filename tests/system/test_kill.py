@@ -326,14 +326,16 @@ def start_up_refused(member: Member, kind: str, culprit: int) -> None:
     if member.rank == culprit:
         member.say("here")
         signal.pause()
+    # A death is told at once; who does not come is missed when time is over.
+    patience = 1.5 if kind == "DeadlineExceeded" else 15.0
     begin = time.monotonic()
     with pytest.raises((BootstrapError, DeadlineExceeded)) as refused:
-        make(member.bootstrap, bootstrap_timeout=1.5)
+        make(member.bootstrap, bootstrap_timeout=patience)
     spent = time.monotonic() - begin
     assert type(refused.value.__cause__).__name__ == kind, refused.value
     # Among others that have given up meanwhile.
     assert re.search(rf"ranks? \[?([0-9]+, )*{culprit}\b", refused.value.record.text), refused.value
-    assert spent < 5
+    assert spent < 13
     assert not before.leaks(), before.leaks()
     raise SystemExit(3)
 

@@ -125,6 +125,26 @@ def test_timeout_is_reported_with_what_hangs() -> None:
     assert outcome.seconds < 30
 
 
+def test_timeout_that_a_rank_notices_first() -> None:
+    """Its clock may be ahead of the runner's: the others are asked where they are all the same."""
+
+    def case(ctx: Context) -> None:
+        b = ctx.bench
+        if ctx.rank == 1:
+            b.channel().signal(0, 0)
+            b.comm.wait_signal(7, 1, timeout=60)
+        b.wait_signal(0, 1)
+        ctx.deadline = ctx.now()
+        ctx.barrier()
+
+    outcome = go(case, timeout=60)
+    assert outcome.status == "timeout"
+    assert outcome.detail["rank"] == 0
+    assert "comm0" in outcome.detail["report"]["1"]
+    assert "case" in outcome.detail["stacks"]["1"]
+    assert outcome.seconds < 30
+
+
 def test_timeout_of_a_rank_that_holds_the_interpreter() -> None:
     """It cannot answer, and still its stack is told."""
 
@@ -277,6 +297,14 @@ def test_meetings_of_the_case_and_of_a_communicator_are_apart() -> None:
     assert go(case).status == "pass"
 
 
+def alive(pid: int) -> bool:
+    """Whoever inherits a dead process may bury it later."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
     note = tmp_path / "pid"
 
@@ -292,13 +320,10 @@ def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
 
     go(case)
     pid = int(note.read_text())
-    end = time.monotonic() + 5
-    while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < end:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break  # dead; whoever inherits it may bury it later
+    end = time.monotonic() + 30
+    while alive(pid):
+        assert time.monotonic() < end, "it lives on"
         time.sleep(0.01)
-    else:
-        assert not Path(f"/proc/{pid}/stat").exists()
 
 
 def test_nested_groups() -> None:

@@ -200,6 +200,8 @@ def test_puts_over_one_size_are_checked_and_timed() -> None:
     assert [line["what"] for line in lines] == ["signal", "put_quiet", "put"]
     assert (lines[-1]["bytes"], lines[-1]["count"]) == (4096, 300)
     assert lines[-1]["put_ns"] > 0
+    assert 0 < lines[-1]["submits"] <= 600
+    assert 0 < lines[-1]["completions"] <= 600
 
 
 def test_a_device_that_is_not_there_is_an_error_and_no_figure() -> None:
@@ -208,11 +210,30 @@ def test_a_device_that_is_not_there_is_an_error_and_no_figure() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rate", "require", "code"), [("0.000001", True, 0), ("1000000", True, 3), ("1000000", False, 0)]
+)
+def test_a_ratio_that_is_required_and_missed_is_the_exit_status(
+    tmp_path: Path, rate: str, require: bool, code: int
+) -> None:
+    """Beside programs that say they reached one message a second, or 10^12."""
+    for name in ("ib_write_bw", "ib_write_lat", "ib_atomic_lat"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho 1 2 3 4 {rate}\n")
+        (tmp_path / name).chmod(0o755)
+    words = ["--devices", "shm0,shm0", "--backend", "shm", "--turns", "1", "--scale", "0.001", "--json", "-"]
+    done = perf("rdma", *words, *["--require"] * require, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == code, done.stderr
+    rows = json.loads(done.stdout)["rdma"]["rates"]
+    assert [row["met"] for row in rows] == [rate == "0.000001"] * 3
+    assert all(row["operations"]["completions"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["rdma"], "two names of RDMA devices"),
         (["rdma", "--devices", "a"], "two names of RDMA devices"),
         (["rdma", "--devices", "a,b", "--rounds", "3"], "not for rdma"),
+        (["shm", "--require"], "not for shm"),
         (["shm", "--gid-index", "3"], "not for shm"),
         (["gpu", "--window", "3"], "not for gpu"),
     ],

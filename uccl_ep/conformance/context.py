@@ -250,12 +250,13 @@ class Context:
 
     # ------------------------------------------------------------------------------------------- the other ranks
 
-    def allgather(self, data: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
+    def allgather(self, data: bytes, ranks: Sequence[int] | None = None, *, drive: bool = True) -> list[bytes]:
+        """`drive=False`: communicators without threads of their own stand still meanwhile."""
         members = tuple(range(self.size) if ranks is None else ranks)
         begin = self.link.clock()
         try:
             gathered = self.link.allgather(
-                data, members, self.deadline - self.now(), "case", self._drive if self._driven else None
+                data, members, self.deadline - self.now(), "case", self._drive if drive and self._driven else None
             )
         except TimeoutError as error:
             raise OutOfTime(str(error)) from error
@@ -281,9 +282,9 @@ class Context:
     def barrier(self, ranks: Sequence[int] | None = None) -> None:
         self.allgather(b"", ranks)
 
-    def share(self, value: Any, ranks: Sequence[int] | None = None) -> list[Any]:
+    def share(self, value: Any, ranks: Sequence[int] | None = None, *, drive: bool = True) -> list[Any]:
         """Every rank's `value` (plain JSON types), in the order of the ranks."""
-        return [json.loads(d) for d in self.allgather(json.dumps(value).encode(), ranks)]
+        return [json.loads(d) for d in self.allgather(json.dumps(value).encode(), ranks, drive=drive)]
 
     def kill(self, rank: int) -> None:
         """SIGKILL; returns once the rank is dead (unless it is the own one)."""

@@ -82,6 +82,7 @@ class Group:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._first: tuple[str, dict[str, Any], int] | None = None  # status, detail, whose process
         self._failed_at: float | None = None
+        self._late = False  # a rank has told that time is over: its clock may be ahead of ours
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
@@ -97,7 +98,7 @@ class Group:
             end = began + self._limit
             while not self._finished():
                 now = time.monotonic()
-                if now >= end:
+                if now >= end or self._late:
                     self._expire()
                     break
                 if self._failed_at is not None and now >= self._failed_at + self._grace:
@@ -249,16 +250,12 @@ class Group:
             os.kill(rank.pid, signal.SIGUSR1)
         self._turn_until(lambda: all(not r.alive or self._output(r) for r in mute), REPORT_SECONDS / 2)
         names = ", ".join(str(r.index) for r in waiting)
-        self._first = self._first or (
-            "timeout",
-            {
-                "message": f"not finished after {self._limit:g} s: rank {names}",
-                "rank": waiting[0].index,
-                "report": {str(r.index): r.report for r in waiting if r.report},
-                "stacks": {str(r.index): self._output(r) for r in waiting},
-            },
-            waiting[0].index,
-        )
+        if self._first is None:
+            message = f"not finished after {self._limit:g} s: rank {names}"
+            self._first = ("timeout", {"message": message, "rank": waiting[0].index}, waiting[0].index)
+        if self._first[0] == "timeout" and waiting:
+            self._first[1]["report"] = {str(r.index): r.report for r in waiting if r.report}
+            self._first[1]["stacks"] = {str(r.index): self._output(r) for r in waiting}
 
     def _end_all(self) -> None:
         for rank in self._ranks:
@@ -347,6 +344,7 @@ class Group:
             if message["status"] not in ("pass", "interrupted"):
                 # A process that holds a whole world says which of its ranks it was.
                 self._fail(message["status"], {"rank": rank.index, **message["detail"]}, rank.index)
+                self._late = self._late or message["status"] == "timeout"
             self._serve_gathers()
         else:
             self._fail(

@@ -27,7 +27,9 @@ class Lane:
 
 
 # Of ranks that are processes of a machine.
-_PROCESSES = frozenset({"threads", "caller", "kill", "stop", "nested", "processes", "batches", "heaps", "warps"})
+_PROCESSES = frozenset(
+    {"threads", "caller", "standstill", "kill", "stop", "nested", "processes", "batches", "heaps", "warps"}
+)
 
 LANES: Mapping[str, Lane] = {
     "shm": Lane(
@@ -58,7 +60,7 @@ LANES: Mapping[str, Lane] = {
         name="gpu",
         title="kernels post and wait: real processes, a device each or one for all",
         # A process with a device open cannot fork, and a kernel that waits moves nothing itself.
-        provides=frozenset({"threads", "kill", "stop", "heaps", "warps", "device", "gigabytes"}),
+        provides=frozenset({"threads", "standstill", "kill", "stop", "heaps", "warps", "device", "gigabytes"}),
         cannot_prove=(
             "Performance: each call is a launch of a kernel of its own.",
             "With --accel cpu: orderings of a GPU, its caches and PCIe; lanes are fibers, and memory is the CPU's.",

@@ -145,8 +145,7 @@ def show(console: Console, runs: list[ProfileRun]) -> None:
     table.add_column("profile", no_wrap=True)
     table.add_column("strategy", no_wrap=True)
     for name in ("pass", "fail", "not supported", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("seed", justify="right", no_wrap=True)
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
     for run in runs:
         summary = run.report["summary"]
         bad = len(run.bad)
@@ -157,7 +156,6 @@ def show(console: Console, runs: list[ProfileRun]) -> None:
             f"[bold red]{bad}[/]" if bad else "0",
             str(summary["not_supported"]),
             f"{run.report['seconds']:.1f}",
-            str(run.report["seed"]),
         )
     console.print(table)
     for run in runs:
@@ -180,4 +178,5 @@ def show(console: Console, runs: list[ProfileRun]) -> None:
         console.print(f"note: {escape(remark)}", highlight=False, soft_wrap=True)
     totals = {status: sum(run.report["summary"][status] for run in runs) for status in STATUSES}
     counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in totals.items() if n)
-    console.print(f"{len(runs)} profiles, level {runs[0].report['level']}: {counts}", highlight=False)
+    seeds = ", ".join(sorted({str(run.report["seed"]) for run in runs}))
+    console.print(f"{len(runs)} profiles, level {runs[0].report['level']}, seed {seeds}: {counts}", highlight=False)

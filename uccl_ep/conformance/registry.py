@@ -120,6 +120,7 @@ NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "threads": "ctx.spawn",
         "caller": "progress='caller': nothing moves but in calls of the rank",
+        "standstill": "the same, and in no calls but progress()",
         "kill": "ctx.kill: a rank dies",
         "stop": "ctx.stop, ctx.resume: a rank does not run for a while",
         "nested": "ctx.run_group: ranks of their own",

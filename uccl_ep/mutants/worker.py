@@ -76,19 +76,12 @@ def _options(job: Job, seed: int) -> runner.Options:
             variants=False,
             time_scale=job.time_scale,
         )
-    if job.kernels:
-        return runner.Options(
-            lane="gpu",
-            accel="cpu",
-            ranks=2,
-            level="full",
-            seed=seed,
-            clauses=(job.clause,) if job.clause else (),
-            variants=False,
-            time_scale=job.time_scale,
-        )
     return runner.Options(
         library=library_dir() / "libuccl_ep_backend_mutant.so",
+        lane="gpu" if job.kernels else None,
+        accel="cpu" if job.kernels else None,
+        ranks=2 if job.kernels else 4,
+        variants=not job.kernels,
         backend_options=",".join(filter(None, (job.nic, f"seed={seed}"))),
         strategy=job.asked,
         level="full",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`uccl-ep perf`. Exit status: 0 figures were taken, 1 a measurement or data check failed, 2 a wrong command line."""
+"""`uccl-ep perf`. Exit status: 0 figures were taken, 1 a measurement or data check failed, 2 a wrong command line,
+3 a ratio was missed that was required."""
 
 from __future__ import annotations
 
@@ -54,6 +55,9 @@ def perf(
     ] = 128,
     turns: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each.", rich_help_panel=_RDMA)] = 5,
     scale: Annotated[float, typer.Option(min=0.001, max=1000, help="Of puts in each.", rich_help_panel=_RDMA)] = 1.0,
+    require: Annotated[
+        bool, typer.Option("--require", help="Exit status 3 if a ratio is missed.", rich_help_panel=_RDMA)
+    ] = False,
 ) -> None:
     """Measure the proxy on a NIC that does nothing, and puts over shared memory beside memcpy; or, with gpu, how fast
     kernels hand commands over; or, with rdma, puts between two RDMA devices beside perftest."""
@@ -110,6 +114,8 @@ def perf(
         gpu_tables.show(console, document["gpu"])
     if json is not None:
         write_report(json, json_text("uccl_ep.perf/1", **document))
+    if require and not all(row["met"] for row in document["rdma"]["rates"]):
+        raise typer.Exit(3)
 
 
 def _only_for(what: str, context: typer.Context) -> None:

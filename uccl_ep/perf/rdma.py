@@ -47,7 +47,8 @@ def measure(
     scale: float = 1.0,
     sizes: Sequence[int] = SIZES,
 ) -> dict[str, Any]:
-    """`devices`: of rank 0, which sends, and of rank 1. `scale`: of how many puts a measurement takes."""
+    """`devices`: of rank 0, which sends, and of rank 1. `scale`: of how many puts a measurement takes. `operations` of
+    a row: what the proxy of rank 0 did for all its puts. Reads are those that made bytes visible."""
     library = backends.find(backend).library
     missing = [name for name in ("ib_write_bw", "ib_write_lat", "ib_atomic_lat") if shutil.which(name) is None]
     if missing:
@@ -59,10 +60,14 @@ def measure(
     for size in sizes:
         count = max(64, int(_COUNTS.get(size, _FEW) * scale))
         ours, theirs = [], []
+        operations: dict[str, int] = dict.fromkeys(("submits", "completions", "reads", "sleeps"), 0)
         for turn in range(repeats):
             say(f"{size_text(size)}, {turn + 1} of {repeats}")
             lines = bench.run(library, "rdma", bytes=size, commands=count, window=window, latencies=1, **more)
-            ours.append(1e9 / next(line["put_ns"] for line in lines if line["what"] == "put"))
+            (put,) = (line for line in lines if line["what"] == "put")
+            ours.append(1e9 / put["put_ns"])
+            for name in operations:
+                operations[name] += put[name]
             words = ["-s", str(size), "-n", str(count), "-t", str(window)]
             theirs.append(1e6 * _perftest("ib_write_bw", devices, gid_index, words)[4])
         ratio = statistics.median(ours) / statistics.median(theirs)
@@ -72,6 +77,7 @@ def measure(
                 "count": count,
                 "puts_per_second": statistics.median(ours),
                 "values": ours,
+                "operations": operations,
                 "ib_write_bw_per_second": statistics.median(theirs),
                 "ib_write_bw_values": theirs,
                 "ratio": ratio,

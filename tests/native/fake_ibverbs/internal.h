@@ -325,6 +325,7 @@ bool fake_still_away(fake_qp *qp);
 void fake_probe(fake_qp *qp);     /* datagrams that are at another process: is it still there? */
 void fake_call_back(fake_qp *qp); /* nothing of it is carried out from now on */
 bool fake_move(const fake_request *r, uint32_t element, char *remote, bool reads);
+bool fake_transfer(const fake_request *r, char *remote, bool reads);
 void fake_forget(fake_qp *qp, bool clean); /* its completions, in every queue */
 void fake_run(bool all);
 fake_mr *fake_find_mr(const fake_device *device, uint32_t key);

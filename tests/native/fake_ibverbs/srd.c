@@ -298,17 +298,7 @@ fake_answer fake_srd_respond(const fake_request *r) {
         fake_stats.rnr_naks++;
         return (fake_answer){.not_ready = true};
     }
-    if (r->inline_bytes) {
-        fake_place(remote, (const char *)r->data, r->inline_bytes);
-    } else {
-        uint64_t at = 0;
-        for (uint32_t i = 0; i < r->sges; i++) {
-            if (r->process ? !fake_move(r, i, remote + at, reads) : false) return lost;
-            if (!r->process && reads) fake_place(r->local[i], remote + at, r->bytes[i]);
-            if (!r->process && !reads) fake_place(remote + at, r->local[i], r->bytes[i]);
-            at += r->bytes[i];
-        }
-    }
+    if (!fake_transfer(r, remote, reads)) return lost;
     if (immediate) {
         const struct ibv_wc wc = {.opcode = IBV_WC_RECV_RDMA_WITH_IMM,
                                   .byte_len = r->length,

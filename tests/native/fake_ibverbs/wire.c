@@ -208,16 +208,8 @@ static fake_answer carry_out(fake_qp *target, const fake_request *r) {
             answer.old = r->compare_add;
             __atomic_compare_exchange_n(word, &answer.old, r->swap, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
         }
-    } else if (r->inline_bytes) {
-        fake_place(remote, (const char *)r->data, r->inline_bytes);
-    } else {
-        uint64_t at = 0;
-        for (uint32_t i = 0; i < r->sges; i++) {
-            if (r->process ? !fake_move(r, i, remote + at, reads) : false) return lost;
-            if (!r->process && reads) fake_place(r->local[i], remote + at, r->bytes[i]);
-            if (!r->process && !reads) fake_place(remote + at, r->local[i], r->bytes[i]);
-            at += r->bytes[i];
-        }
+    } else if (!fake_transfer(r, remote, reads)) {
+        return lost;
     }
     if (r->opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
         const struct ibv_wc wc = {.opcode = IBV_WC_RECV_RDMA_WITH_IMM,
@@ -233,6 +225,22 @@ static fake_answer carry_out(fake_qp *target, const fake_request *r) {
         fake_stats.receives++;
     }
     return target->cut ? lost : answer; /* cut: it was done, and the acknowledgement is lost */
+}
+
+/* The bytes of a write or a read, here or in another process; false: that process is gone. */
+bool fake_transfer(const fake_request *r, char *remote, bool reads) {
+    if (r->inline_bytes) {
+        fake_place(remote, (const char *)r->data, r->inline_bytes);
+        return true;
+    }
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < r->sges; i++) {
+        if (r->process && !fake_move(r, i, remote + at, reads)) return false;
+        if (!r->process && reads) fake_place(r->local[i], remote + at, r->bytes[i]);
+        if (!r->process && !reads) fake_place(remote + at, r->local[i], r->bytes[i]);
+        at += r->bytes[i];
+    }
+    return true;
 }
 
 fake_answer fake_respond(const fake_request *r) {

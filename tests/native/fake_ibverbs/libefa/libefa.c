@@ -22,17 +22,24 @@ int efadv_query_device(struct ibv_context *context, void *attr, uint32_t bytes);
 void *efadv_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr, void *own, uint32_t bytes);
 int efadv_query_ah(struct ibv_ah *ah, void *attr, uint32_t bytes);
 
-/* By its path, so that it is the one that was opened before, if one was. */
-static void *beside(const char *name) {
+static void *verbs;
+
+/* By its path, so that it is the one that was opened before, if one was. By who loads this, since the loader's names
+ * are made under a lock of its own, which ThreadSanitizer does not see. */
+__attribute__((constructor)) static void find_verbs(void) {
     Dl_info here;
     char path[4096];
     if (!dladdr((void *)(uintptr_t)&efadv_query_device, &here)) abort();
     const char *slash = strrchr(here.dli_fname, '/');
     snprintf(path, sizeof(path), "%.*s/libibverbs.so.1", slash ? (int)(slash - here.dli_fname) : 1,
              slash ? here.dli_fname : ".");
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL), *function = library ? dlsym(library, name) : NULL;
+    __atomic_store_n(&verbs, dlopen(path, RTLD_NOW | RTLD_LOCAL), __ATOMIC_RELEASE);
+}
+
+static void *beside(const char *name) {
+    void *library = __atomic_load_n(&verbs, __ATOMIC_ACQUIRE), *function = library ? dlsym(library, name) : NULL;
     if (!function) {
-        fprintf(stderr, "fake libefa: %s\n", dlerror());
+        fprintf(stderr, "fake libefa: no %s in the libibverbs beside it\n", name);
         abort();
     }
     return function;
