@@ -36,7 +36,7 @@ CASES = [
             "connectx", "root", ("--profile", "connectx-ro", "--backend-options", "relaxed=1"),
             ("libmlx5", "cx7", "connectx-ro"),
         ),
-        ("thor", "root", ("--backend-options", "calls=0"), ("libbnxt_re", "thor2", "thor2")),
+        ("thor", "root", (), ("libbnxt_re", "thor2", "thor2")),
         ("pollara", "root", (), ("libionic", "pollara", "pollara")),
         ("efa", "root", (), ("libefa", "efa2", "efa")),
         ("efa", "root", ("--variant", "efa3", "--knobs", "max_wr=64"), ("libefa", "efa3", "efa3")),

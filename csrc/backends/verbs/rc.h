@@ -71,6 +71,8 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *endpoint, uint32_t peer);
 uccl_ep_status verbs_qp_close(uccl_ep_endpoint *endpoint, uint32_t peer);
 /* n receives, to the shared queue or the peer's. */
 uccl_ep_status verbs_post_receives(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
+/* For a device without endpoints and regions: verbs_transport.try_adds. */
+uccl_ep_status verbs_try_adds(uccl_ep_device *device, char *text);
 /* Take all that is in the completion queue into endpoint->found. */
 uccl_ep_status verbs_collect(uccl_ep_endpoint *endpoint);
 

@@ -29,7 +29,7 @@ static void enqueue(fake_qp *qp, const fake_send *s, uint64_t in_batch) {
     *slot = *s;
     slot->signalled = slot->signalled || qp->sig_all;
     d->inflight += s->length;
-    slot->crowded = d->max_post && in_batch > d->max_post;
+    slot->crowded = s->crowded || (d->max_post && in_batch > d->max_post);
     slot->flooding = d->inflight_limit && d->inflight > d->inflight_limit;
     if (d->inflight > fake_stats.inflight_peak) fake_stats.inflight_peak = d->inflight;
     if (s->inline_bytes) fake_stats.inlined++;
@@ -166,6 +166,7 @@ static fake_send *begin(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint32_
     s->signalled = ex->wr_flags & IBV_SEND_SIGNALED;
     s->foreign_flags = ex->wr_flags & ~(unsigned)(IBV_SEND_SIGNALED | IBV_SEND_INLINE);
     s->sges = UINT32_MAX; /* not set yet */
+    s->crowded = qp->device->mixes && qp->batched > 1;
     return s;
 }
 
