@@ -363,8 +363,9 @@ def plan(
         unknown = [r for r in c.requires if r not in NAMES]
         if unknown:
             raise registry.RegistryError(f"case {c.id} requires {unknown}, which no NIC can promise")
-    # Options of the user's may take from the NIC what the weakest strategy needs.
-    if lane.name != "sim" and options.backend_options and options.library is None:
+    # Options of the user's may take from the NIC what the weakest strategy needs; or it has no adds itself.
+    lacks = bool(options.backend_options) or strategy == "sequenced_immediate"
+    if lane.name != "sim" and lacks and options.library is None:
         weakest = lane.weakest_options(options.backend).get("strategy")
         if weakest is not None and options.variants and not admitted(options, [weakest]):
             options = replace(options, variants=False)
