@@ -75,8 +75,8 @@ lane connectx-machine --backend connectx --libraries machine
 lane connectx --backend connectx
 lane connectx-ro --backend connectx --profile connectx-ro --backend-options relaxed=1
 lane connectx-small --backend connectx --knobs max_wr=64,max_cqe=1024,responder_atomics=2
-# Debian 12's libbnxt_re adds nothing (fetch-and-add), and today's mixes up requests that are posted by calls together.
-lane thor --backend thor --backend-options calls=0
+lane thor --backend thor
+lane thor-machine --backend thor --libraries machine # Debian 12's: no adds
 lane pollara --backend pollara
 lane pollara-noatomic --backend pollara --profile pollara-noatomic
 lane efa --backend efa

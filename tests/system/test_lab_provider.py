@@ -37,6 +37,7 @@ CASES = [
             ("libmlx5", "cx7", "connectx-ro"),
         ),
         ("thor", "root", (), ("libbnxt_re", "thor2", "thor2")),
+        ("thor", "machine", (), ("libbnxt_re", "thor2", "thor2")),  # Debian 12's does not add
         ("pollara", "root", (), ("libionic", "pollara", "pollara")),
         ("efa", "root", (), ("libefa", "efa2", "efa")),
         ("efa", "root", ("--variant", "efa3", "--knobs", "max_wr=64"), ("libefa", "efa3", "efa3")),
