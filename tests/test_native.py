@@ -51,6 +51,7 @@ LANES = {
             "test_lab_preload",
             "test_lab_wire",
             "test_ring_model",
+            "test_verbs_adds",
             "test_verbs_efa",
             "test_verbs_memory",
             "test_verbs_names",
