@@ -329,7 +329,7 @@ int lab_region_add(lab_mr *mr) {
 }
 
 void lab_region_remove(lab_mr *mr) {
-    if (mr->region) vnic_region_remove(lab_fabric, mr->region);
+    if (mr->region) vnic_region_forget(lab_fabric, mr->region);
     mr->region = NULL;
 }
 

@@ -30,7 +30,7 @@ struct context {
  * just given back is the last to be given again, so that what is late for the old one does not meet a new one. */
 struct numbers {
     void **object;
-    uint32_t room, last;
+    uint32_t room, last, rounds; /* rounds: how often all of them were gone through */
 };
 
 static struct context *contexts;
@@ -61,6 +61,7 @@ static uint32_t number_take(struct numbers *n, uint32_t limit, void *object) {
             n->room = room;
         }
         n->object[i] = object;
+        n->rounds += i <= n->last;
         n->last = i;
         return i;
     }
@@ -174,7 +175,8 @@ static uint32_t handle_of(enum lab_kind kind, const void *object) {
     abort();
 }
 
-/* Its name on the NIC. Keys have 8 bits below the index, as hardware's: a key that is off by one is nobody's. */
+/* Its name on the NIC. Keys have 8 bits below the index, as hardware's: a key that is off by one, or was the index's
+ * before, is nobody's. */
 static bool number_object(const lab_context *context, enum lab_kind kind, void *object, uint32_t handle) {
     uint32_t index;
     switch (kind) {
@@ -188,7 +190,7 @@ static bool number_object(const lab_context *context, enum lab_kind kind, void *
         lab_mr *mr = object;
         mr->handle = handle;
         index = number_take(&mrs, 1u << 16, object);
-        mr->key = index << 8 | 0x42;
+        mr->key = index << 8 | ((0x42 + mrs.rounds) & 0xff);
         return index != 0;
     }
     case LAB_CQ: {

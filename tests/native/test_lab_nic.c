@@ -425,6 +425,20 @@ static void case_datagrams(void) {
     CHECK_EQ(side_do(&a, &w).status, VNIC_LOCAL_LENGTH);
 }
 
+/* A program may register for each transfer. */
+static void case_regions_again(void) {
+    two("connectx", "");
+    lab_mr mr = *a.mr;
+    lab_enter();
+    for (uint32_t i = 0; i < VNIC_MAX_REGIONS + 1000; i++) {
+        CHECK_EQ(lab_region_add(&mr), 0);
+        lab_region_remove(&mr);
+    }
+    lab_leave();
+    const struct lab_work w = side_work(&a, LAB_WRITE, 0, 8, &b, 64);
+    CHECK_EQ(side_do(&a, &w).status, VNIC_OK);
+}
+
 /* -------------------------------------------------------------------------------------------------------------- chance
  */
 
@@ -542,6 +556,7 @@ int main(int argc, char **argv) {
     side_case("efa", case_efa);
     side_case("immediates show their bytes", case_immediates_show_their_bytes);
     side_case("datagrams", case_datagrams);
+    side_case("regions again", case_regions_again);
     side_case("mixture connectx", case_mixture_connectx);
     side_case("mixture connectx-ro", case_mixture_relaxed);
     side_case("mixture thor2", case_mixture_thor);
