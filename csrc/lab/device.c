@@ -190,6 +190,13 @@ static int parse_group(const char *group, lab_device *devices, uint32_t *n, char
     const struct lab_variant *variant = parse_variant(&p, group, text);
     if (!variant || parse_profile(group, variant, &knobs, text) || vnic_knobs_parse(&knobs, group, other_key, &p, text))
         return -1;
+    if (knobs.max_batch && !p.model->store) {
+        snprintf(text, 256,
+                 "max_batch=%llu: doorbells of nic=%s are memory, and how much one of them covers cannot be told: "
+                 "max_batch=0 is possible",
+                 (unsigned long long)knobs.max_batch, p.name);
+        return -1;
+    }
     if (*n + p.count > LAB_MAX_DEVICES) {
         snprintf(text, 256, "%llu NICs: a lab has at most %u", (unsigned long long)(*n + p.count), LAB_MAX_DEVICES);
         return -1;

@@ -73,8 +73,9 @@ typedef struct lab_device {
     char fabric[48];                   /* processes that name the same one reach each other */
     struct in6_addr gid[LAB_MAX_GIDS]; /* 0: link-local IPv6; 1: IPv4-mapped (RoCE v2); EFA: its one at 0 */
     uint32_t gids;
-    uint32_t active_mtu; /* enum ibv_mtu */
-    vnic_nic *nic;       /* of this process's fabric; by nic.c */
+    uint32_t active_mtu;  /* enum ibv_mtu */
+    uint32_t queue_pairs; /* of this process; by objects.c */
+    vnic_nic *nic;        /* of this process's fabric; by nic.c */
 } lab_device;
 
 /* ---------------------------------------------------------------------------------------------------------- objects */

@@ -274,8 +274,9 @@ int lab_nic_open(lab_device *device) {
     }
     if (device->nic) return 0;
     vnic_knobs knobs = device->knobs;
-    /* A ghost is no queue pair of the program's, nor are its queues of the length that the program asked for; those
-     * limits are kept where the program's own queues are. Addresses are the target's. A doorbell that is lost is rung
+    /* A ghost is no queue pair of the program's, nor are its queues of the length that the program asked for: those
+     * limits are kept where the program's own queue pairs are made (objects.c, qp.c) and their doorbells rung (the
+     * model). Addresses are the target's. A doorbell that is lost is rung
      * again by the vendor's library, on registers that the lab takes store by store: none is lost here. */
     knobs.max_qp = 0;
     knobs.max_wr = UINT32_MAX;

@@ -112,6 +112,9 @@ void lab_context_free(lab_context *context) {
 void lab_objects_forget(void) {
     contexts = NULL; /* the parent's memory, of which a model or the NIC's thread may have been in the middle */
     qps = mrs = ahs = (struct numbers){0};
+    uint32_t n;
+    lab_device *devices = lab_devices(&n);
+    for (uint32_t i = 0; i < n; i++) devices[i].queue_pairs = 0;
 }
 
 /* --------------------------------------------------------------------------------------------------------- the table
@@ -207,9 +210,12 @@ static bool number_object(const lab_context *context, enum lab_kind kind, void *
     }
     case LAB_QP: {
         lab_qp *qp = object;
+        lab_device *device = context->device;
         qp->handle = handle;
+        if (device->knobs.max_qp && device->queue_pairs >= device->knobs.max_qp) return false;
         index = number_take(&qps, 1u << lab_qp_bits(context->device), object);
         qp->number = lab_slot() << lab_qp_bits(context->device) | index;
+        device->queue_pairs += index != 0;
         return index != 0;
     }
     case LAB_AH: {
@@ -262,6 +268,7 @@ void lab_free(lab_context *context, enum lab_kind kind, void *object) {
     if (kind == LAB_QP) {
         const uint32_t bits = lab_qp_bits(context->device);
         number_drop(&qps, ((lab_qp *)object)->number & ((1u << bits) - 1), object);
+        context->device->queue_pairs--;
     }
     c->entry[handle] = (struct entry){0};
     if (handle < c->searched) c->searched = handle;

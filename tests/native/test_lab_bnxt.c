@@ -318,6 +318,32 @@ static void numbers_of_handles(void) {
     CHECK_EQ(command(IB_USER_VERBS_CMD_CREATE_AH, &in, sizeof in, NULL, 0, &out, sizeof out, 0), 0);
 }
 
+/* More entries than one doorbell may cover: the first of them that is too much is none that the NIC understands. */
+static void batches(void) {
+    struct lab_work w;
+    open_queue(LAB_RC, false);
+    posted = 0;
+    const uint64_t as_it_was = context->device->knobs.max_batch;
+    CHECK_EQ(as_it_was, 64);
+    context->device->knobs.max_batch = 4;
+    for (uint32_t lap = 0; lap < 2 * SENDS; lap += 4) { /* as many as it takes, round and round */
+        for (uint32_t i = 0; i < 4; i++, posted = (posted + 1) % SENDS) put64(entry_of(0x00, 0x01, 2) + 8, 0);
+        ring(0, qp->number, posted);
+        for (uint32_t i = 0; i < 4; i++) CHECK_EQ(fetched().opcode, LAB_SEND);
+    }
+    for (uint32_t i = 0; i < 7; i++, posted = (posted + 1) % SENDS) put64(entry_of(0x00, 0x01, 2) + 8, 0);
+    ring(0, qp->number, posted);
+    for (uint32_t i = 0; i < 7; i++) CHECK_EQ(fetched().opcode, i == 4 ? LAB_BAD : LAB_SEND);
+    CHECK(!lab_bnxt.fetch(qp, &w), "one entry more than posted");
+    for (uint32_t lap = 0; lap < SENDS; lap++) { /* and the next lap is another one */
+        put64(entry_of(0x00, 0x01, 2) + 8, 0);
+        post();
+        CHECK_EQ(fetched().opcode, LAB_SEND);
+    }
+    context->device->knobs.max_batch = as_it_was;
+    close_queue();
+}
+
 static void datagrams(void) {
     open_queue(LAB_UD, false);
     posted = 0;
@@ -742,6 +768,7 @@ int main(int argc, char **argv) {
     device = lab_devices(&n); /* the one in which queues are found by number */
     CHECK_EQ(n, 1);
     operations();
+    batches();
     datagrams();
     wraps(&rng);
     nonsense(&rng);

@@ -321,6 +321,17 @@ static void children_and_parents(lab_context *context) {
     plane.fail_flow = ENOMEM;
     CHECK_EQ(make_qp(context, &in, &later, NULL), ENOMEM);
     CHECK_EQ(plane.flows, 1);
+    /* As many as the NIC has, and no more; what one gives back another has. */
+    uint32_t last;
+    const uint64_t as_it_was = context->device->knobs.max_qp;
+    CHECK_EQ(context->device->queue_pairs, 1);
+    context->device->knobs.max_qp = 2;
+    CHECK_EQ(make_qp(context, &in, &last, NULL), 0);
+    CHECK_EQ(make_qp(context, &in, &later, NULL), ENOMEM);
+    CHECK_EQ(destroy_qp(context, last), 0);
+    CHECK_EQ(make_qp(context, &in, &last, NULL), 0);
+    CHECK_EQ(destroy_qp(context, last), 0);
+    context->device->knobs.max_qp = as_it_was;
     /* A shared receive queue of another protection domain. */
     in.is_srq = 1;
     in.srq_handle = 999;

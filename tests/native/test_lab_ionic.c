@@ -287,6 +287,24 @@ static void operations(void) {
     close_queue();
 }
 
+/* More entries than one doorbell may cover (knob max_batch): the first that is too much is not understood. */
+static void batches(void) {
+    open_queue(LAB_RC, 6);
+    context->device->knobs.max_batch = 3;
+    for (uint32_t lap = 0; lap < 100; lap++) {
+        const uint32_t n = lap == 50 ? 5 : 1 + lap % 3;
+        for (uint32_t i = 0; i < n; i++) {
+            put32(entry(operation(0x00, 0x20), 0, IONIC_SIGNALLED) + 28, 0);
+            program.posted = (program.posted + 1) % RING;
+            if (!program.posted) program.colour = !program.colour;
+        }
+        ring_doorbell(IONIC_TYPE_SEND, qp->number, program.posted);
+        for (uint32_t i = 0; i < n; i++) CHECK_EQ(fetched()->opcode, i == 3 ? LAB_BAD : LAB_SEND);
+    }
+    context->device->knobs.max_batch = 0;
+    close_queue();
+}
+
 static void datagrams(void) {
     open_queue(LAB_UD, 6);
     uint8_t *e = entry(operation(0x02, 0x60), 1, 0);
@@ -853,6 +871,7 @@ int main(int argc, char **argv) {
     for (uint32_t version = 1; version <= 2; version++) {
         open_device(version == 2);
         operations();
+        batches();
         datagrams();
         lists();
         wraps(&rng);

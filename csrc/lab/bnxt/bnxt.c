@@ -188,7 +188,7 @@ static int create_qp(lab_qp *qp, struct lab_call *call) {
     if (receives && ring_check(request.receives, (uint64_t)receives * BNXT_ENTRY)) return EFAULT;
     struct bnxt_qp *of = malloc(sizeof *of);
     if (!of) return ENOMEM;
-    *of = (struct bnxt_qp){.sends = {.entries = pointer(request.sends), .n = sends},
+    *of = (struct bnxt_qp){.sends = {.entries = pointer(request.sends), .n = sends, .over = sends},
                            .receives = {.entries = pointer(request.receives), .n = receives},
                            .handle = request.handle};
     qp->model_data = of;
@@ -202,6 +202,7 @@ static int modify_qp(lab_qp *qp, enum lab_qp_state from, struct lab_call *call) 
     (void)from, (void)call;
     if (qp->state != LAB_RESET) return 0;
     of->sends.posted = of->sends.taken = of->receives.posted = of->receives.taken = 0;
+    of->sends.over = of->sends.n;
     of->done = of->told = 0;
     return 0;
 }

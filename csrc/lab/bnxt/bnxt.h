@@ -191,6 +191,7 @@ struct bnxt_cq {
 struct bnxt_ring {
     const uint8_t *entries;
     uint32_t n, posted, taken; /* indices of the ring */
+    uint32_t over;             /* of the entry that its doorbell should not have covered any more; n: none */
 };
 
 struct bnxt_srq {

@@ -34,7 +34,9 @@ static void ring_queue(lab_context *context, uint64_t value, bool receives) {
     }
     struct bnxt_qp *of = qp->model_data;
     struct bnxt_ring *ring = receives ? &of->receives : &of->sends;
-    move(context, &ring->posted, ring->n, value);
+    const uint32_t before = ring->posted, batch = (uint32_t)context->device->knobs.max_batch;
+    if (!move(context, &ring->posted, ring->n, value) || receives || !batch) return;
+    if ((ring->posted + ring->n - before) % ring->n > batch) ring->over = (before + batch) % ring->n;
 }
 
 static void ring_shared(lab_context *context, uint64_t value, bool arm) {

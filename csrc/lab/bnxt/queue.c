@@ -107,7 +107,9 @@ bool bnxt_fetch(lab_qp *qp, struct lab_work *work) {
     struct bnxt_qp *of = qp->model_data;
     const uint8_t *entry = next(&of->sends, &work->cookie);
     if (!entry) return false;
-    if (!decode(qp, entry, work)) work->opcode = LAB_BAD;
+    const bool over = work->cookie == of->sends.over;
+    if (over) of->sends.over = of->sends.n;
+    if (over || !decode(qp, entry, work)) work->opcode = LAB_BAD;
     return true;
 }
 

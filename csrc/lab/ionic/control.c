@@ -113,8 +113,10 @@ static void destroy_cq(lab_cq *cq) {
 }
 
 static struct ionic_queue queue_of(const struct ionic_ring *r) {
-    return (struct ionic_queue){
-        .entries = (const uint8_t *)(uintptr_t)r->address, .mask = r->mask, .shift = r->stride_shift};
+    return (struct ionic_queue){.entries = (const uint8_t *)(uintptr_t)r->address,
+                                .mask = r->mask,
+                                .shift = r->stride_shift,
+                                .over = r->mask + 1u};
 }
 
 static int create_qp(lab_qp *lab, struct lab_call *call) {
@@ -186,6 +188,7 @@ static int modify_qp(lab_qp *lab, enum lab_qp_state from, struct lab_call *call)
     give_responders(lab);
     qp->send.posted = qp->send.taken = qp->receive.posted = qp->receive.taken = qp->messages = 0;
     qp->untold = qp->colour_known = false;
+    qp->send.over = qp->send.mask + 1;
     return 0;
 }
 

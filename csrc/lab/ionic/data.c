@@ -167,7 +167,9 @@ bool ionic_fetch(lab_qp *lab, struct lab_work *work) {
     work->cookie = q->taken | (numbered ? IONIC_NUMBERED : 0);
     work->sges = work->inline_bytes = 0;
     memcpy(&work->immediate, entry + 12, sizeof work->immediate);
-    if (!fresh(qp, entry) || !decode(lab, entry, bytes, work)) work->opcode = LAB_BAD;
+    const bool over = q->taken == q->over;
+    if (over) q->over = q->mask + 1;
+    if (!fresh(qp, entry) || over || !decode(lab, entry, bytes, work)) work->opcode = LAB_BAD;
     q->taken = (q->taken + 1) & q->mask;
     return true;
 }
@@ -275,11 +277,13 @@ void ionic_complete(lab_cq *lab, const struct lab_done *done) {
 /* ---------------------------------------------------------------------------------------------------------- doorbells
  */
 
-static void rung(lab_context *context, struct ionic_queue *q, uint32_t index) {
-    if (index <= q->mask)
+static void rung(lab_context *context, struct ionic_queue *q, uint32_t index, uint32_t batch) {
+    if (index <= q->mask) {
+        if (batch && ((index - q->posted) & q->mask) > batch) q->over = (q->posted + batch) & q->mask;
         q->posted = index;
-    else
+    } else {
         lab_say("%s: a doorbell with index %u of a queue of %u", context->device->name, index, q->mask + 1);
+    }
 }
 
 /* The program says how far it has consumed before it arms: what it has not seen then is an event at once. */
@@ -317,6 +321,7 @@ void ionic_store(lab_context *context, uint32_t page, uint32_t offset, uint64_t 
         lab_unsupported("doorbell %u of a Pollara", type);
     } else if (lab && lab->pd->context == context) {
         struct ionic_qp *qp = lab->model_data;
-        rung(context, type == IONIC_TYPE_SEND ? &qp->send : &qp->receive, index);
+        const bool send = type == IONIC_TYPE_SEND;
+        rung(context, send ? &qp->send : &qp->receive, index, send ? (uint32_t)context->device->knobs.max_batch : 0);
     }
 }

@@ -110,6 +110,7 @@ struct ionic_queue {
     const uint8_t *entries;
     uint32_t mask, shift;
     uint32_t posted, taken; /* indices in the ring */
+    uint32_t over;          /* of the entry that its doorbell should not have covered any more; mask + 1: none */
 };
 
 struct ionic_qp {
