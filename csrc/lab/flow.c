@@ -34,6 +34,7 @@ struct lab_flow {
     bool stopped;  /* an error is in the window: nothing behind it is executed */
     bool flushing; /* the queue pair is in error */
     bool told;     /* and the library knows */
+    bool last;     /* and the program knows that it takes no more of the shared receives */
     bool holding;
     struct lab_work held;
     struct flight flight[LAB_WINDOW];
@@ -392,6 +393,15 @@ static uint32_t flush(struct lab_flow *flow) {
     return done;
 }
 
+/* Last WQE Reached: of the shared receives it has taken what it will, and all of those have their completions. */
+static uint32_t tell_last(struct lab_flow *flow) {
+    const lab_qp *qp = flow->qp;
+    if (!qp->srq || flow->last || lab_ghosts_under_way(qp)) return 0;
+    flow->last = true;
+    lab_async_event(qp->pd->context, LAB_EVENT_QP_LAST_WQE, qp->user_handle);
+    return 1;
+}
+
 /* ------------------------------------------------------------------------------------------------------------- turns
  */
 
@@ -435,7 +445,7 @@ uint32_t lab_flows_turn(void) {
             done += give_up(flow, now);
             done += advance(flow);
         }
-        if (flow->flushing) done += flush(flow);
+        if (flow->flushing) done += flush(flow) + tell_last(flow);
         if (!model->look) continue;
         if (qp->send_cq->channel) lab_cq_look(qp->send_cq);
         if (qp->recv_cq != qp->send_cq && qp->recv_cq->channel) lab_cq_look(qp->recv_cq);
@@ -475,7 +485,7 @@ int lab_flow_modify(lab_qp *qp, enum lab_qp_state from) {
         if (from >= LAB_RTR) tell_end(flow);
         lab_ghosts_leave(qp);
         abandon(flow);
-        flow->flushing = flow->told = false;
+        flow->flushing = flow->told = flow->last = false;
     }
     lab_nic_wake();
     return 0;

@@ -147,7 +147,10 @@ static void answer(struct wanted *w, vnic_status status) {
 
 static bool fetch_receive(lab_qp *qp, struct lab_receive *receive) {
     const struct lab_model *model = qp->pd->context->device->model;
-    return qp->srq ? model->fetch_shared_receive(qp->srq, receive) : model->fetch_receive(qp, receive);
+    if (!qp->srq) return model->fetch_receive(qp, receive);
+    if (!model->fetch_shared_receive(qp->srq, receive)) return false;
+    lab_srq_look(qp->srq);
+    return true;
 }
 
 /* What went wrong at the receiver, and what the sender hears of it. */
@@ -443,7 +446,7 @@ uint32_t lab_ghosts_turn(void) {
     return done;
 }
 
-static bool under_way(const lab_qp *qp) {
+bool lab_ghosts_under_way(const lab_qp *qp) {
     for (const struct ghost *g = busy; g; g = g->next_busy)
         if (g->posted.first && (!qp || g->qp == qp)) return true;
     return false;
@@ -451,7 +454,7 @@ static bool under_way(const lab_qp *qp) {
 
 void lab_ghosts_settle(const lab_qp *qp) {
     const uint64_t until = vnic_now(lab_fabric) + SETTLE_NS;
-    while (under_way(qp) && vnic_next(lab_fabric) <= until) {
+    while (lab_ghosts_under_way(qp) && vnic_next(lab_fabric) <= until) {
         vnic_set_now(lab_fabric, vnic_next(lab_fabric));
         while (vnic_due(lab_fabric)) vnic_run_due(lab_fabric);
         for (struct ghost *g = busy; g; g = g->next_busy) collect(g);

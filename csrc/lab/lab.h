@@ -270,6 +270,7 @@ struct lab_model {
     bool (*fetch)(lab_qp *qp, struct lab_work *work);
     bool (*fetch_receive)(lab_qp *qp, struct lab_receive *receive);
     bool (*fetch_shared_receive)(lab_srq *srq, struct lab_receive *receive);
+    uint32_t (*shared_receives)(lab_srq *srq); /* posted and not fetched */
     /* Entries that the program has not yet consumed, by the consumer index that it wrote. */
     uint32_t (*cq_used)(lab_cq *cq);
     void (*complete)(lab_cq *cq, const struct lab_done *done);
@@ -351,6 +352,13 @@ enum lab_event {
     LAB_EVENT_QP_LAST_WQE = 16
 }; /* enum ibv_event_type */
 void lab_async_event(lab_context *context, enum lab_event event, uint64_t element /* user handle */);
+/* Are there fewer receives than its limit? It is told once; then the limit is zero, until the program sets it anew
+ * (ibv_modify_srq(3)). */
+static inline void lab_srq_look(lab_srq *srq) {
+    if (!srq->limit || srq->pd->context->device->model->shared_receives(srq) >= srq->limit) return;
+    srq->limit = 0;
+    lab_async_event(srq->pd->context, LAB_EVENT_SRQ_LIMIT, srq->user_handle);
+}
 /* Writes an event to the channel if the queue is armed. */
 void lab_cq_notify(lab_cq *cq, bool solicited);
 

@@ -354,7 +354,7 @@ static int destroy_cq(struct lab_command *c) {
 
 struct srq_wanted {
     uint64_t user_handle;
-    uint32_t pd, max_wr, max_sge, limit;
+    uint32_t pd, max_wr, max_sge; /* a limit is set once there are receives */
 };
 
 static int make_srq(struct lab_command *c, const struct srq_wanted *wanted, struct ib_uverbs_create_srq_resp *out) {
@@ -369,7 +369,6 @@ static int make_srq(struct lab_command *c, const struct srq_wanted *wanted, stru
     srq->user_handle = wanted->user_handle;
     srq->max_wr = wanted->max_wr;
     srq->max_sge = wanted->max_sge;
-    srq->limit = wanted->limit;
     const int error = context->device->model->create_srq(srq, &c->call);
     if (error) {
         lab_free(context, LAB_SRQ, srq);
@@ -384,13 +383,13 @@ static int make_srq(struct lab_command *c, const struct srq_wanted *wanted, stru
 
 static int create_srq(struct lab_command *c) {
     const struct ib_uverbs_create_srq *in = (const void *)c->in;
-    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge, in->srq_limit};
+    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge};
     return make_srq(c, &wanted, (void *)c->out);
 }
 
 static int create_xsrq(struct lab_command *c) {
     const struct ib_uverbs_create_xsrq *in = (const void *)c->in;
-    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge, in->srq_limit};
+    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge};
     if (in->srq_type) return lab_unsupported("a shared receive queue of type %u (XRC, tag matching)", in->srq_type);
     return make_srq(c, &wanted, (void *)c->out);
 }
@@ -402,6 +401,7 @@ static int modify_srq(struct lab_command *c) {
     if (in->attr_mask & 1) return lab_unsupported("resizing a shared receive queue");
     if (in->attr_mask & 2 && in->srq_limit > srq->max_wr) return EINVAL;
     if (in->attr_mask & 2) srq->limit = in->srq_limit;
+    lab_srq_look(srq);
     return 0;
 }
 

@@ -167,6 +167,10 @@ static bool fetch_shared(lab_srq *srq, struct lab_receive *receive) {
     return fetch_from(&q->receives, q->receive, receive);
 }
 
+static uint32_t shared_receives(lab_srq *srq) {
+    return used(&((struct fake_shared *)srq->model_data)->receives);
+}
+
 static uint32_t cq_used(lab_cq *cq) {
     return used(&((struct fake_completions *)cq->model_data)->entries);
 }
@@ -191,6 +195,7 @@ static const struct lab_model fake_model = {.name = "fake",
                                             .fetch = fetch,
                                             .fetch_receive = fetch_receive,
                                             .fetch_shared_receive = fetch_shared,
+                                            .shared_receives = shared_receives,
                                             .cq_used = cq_used,
                                             .complete = complete,
                                             .tells_rest = true,

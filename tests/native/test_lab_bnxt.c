@@ -504,6 +504,7 @@ static void shared_receives(void) {
     for (uint32_t i = 0; i < 6; i++) {
         CHECK(lab_bnxt.fetch_shared_receive(srq, &r), "receive %u is not seen", i);
         CHECK_EQ(r.cookie, tags[i]);
+        lab_srq_look(srq);
         CHECK_EQ(events(LAB_EVENT_SRQ_LIMIT), i == 2); /* once */
     }
     CHECK(!lab_bnxt.fetch_shared_receive(srq, &r), "one more than posted");

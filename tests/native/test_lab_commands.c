@@ -357,7 +357,7 @@ static void shared_receives(lab_context *context) {
     const uint32_t pd = make_pd(context), stranger = make_pd(context);
     uint32_t cq, qp;
     CHECK_EQ(make_cq(context, 15, -1, &cq), 0);
-    struct ib_uverbs_create_srq in = {.pd_handle = pd, .max_wr = 31, .max_sge = 1, .srq_limit = 4};
+    struct ib_uverbs_create_srq in = {.pd_handle = pd, .max_wr = 31, .max_sge = 1, .srq_limit = 4 /* not looked at */};
     struct {
         struct ib_uverbs_create_srq_resp core;
         struct mlx5_ib_create_srq_resp vendor;
@@ -377,11 +377,20 @@ static void shared_receives(lab_context *context) {
     struct ib_uverbs_query_srq_resp is;
     CHECK_EQ(PLANE_CALL(context, QUERY_SRQ, &query, &is), 0);
     CHECK_EQ(is.max_wr, 31);
-    CHECK_EQ(is.srq_limit, 4);
+    CHECK_EQ(is.srq_limit, 0);
+    __atomic_store_n((uint32_t *)(void *)RECORD, htobe32(20), __ATOMIC_RELEASE); /* receives that are posted */
     struct ib_uverbs_modify_srq change = {.srq_handle = out.core.srq_handle, .attr_mask = 2, .srq_limit = 9};
     CHECK_EQ(PLANE_TELL(context, MODIFY_SRQ, &change), 0);
     CHECK_EQ(PLANE_CALL(context, QUERY_SRQ, &query, &is), 0);
     CHECK_EQ(is.srq_limit, 9);
+    /* Of more than there are it tells at once, and once. */
+    struct ib_uverbs_async_event_desc event;
+    change.srq_limit = 21;
+    CHECK_EQ(PLANE_TELL(context, MODIFY_SRQ, &change), 0);
+    CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
+    CHECK_EQ(event.event_type, LAB_EVENT_SRQ_LIMIT);
+    CHECK_EQ(PLANE_CALL(context, QUERY_SRQ, &query, &is), 0);
+    CHECK_EQ(is.srq_limit, 0);
     change.srq_limit = 32;
     CHECK_EQ(PLANE_TELL(context, MODIFY_SRQ, &change), EINVAL);
     change.attr_mask = 1;
@@ -404,7 +413,6 @@ static void shared_receives(lab_context *context) {
     pthread_mutex_lock(&lab_lock);
     lab_async_event(context, LAB_EVENT_SRQ_LIMIT, 0);
     pthread_mutex_unlock(&lab_lock);
-    struct ib_uverbs_async_event_desc event;
     CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
     CHECK_EQ(event.event_type, LAB_EVENT_SRQ_LIMIT);
     /* One that nobody reads goes with it; one of the device stays. */
@@ -413,7 +421,7 @@ static void shared_receives(lab_context *context) {
     lab_async_event(context, LAB_EVENT_DEVICE_FATAL, 0);
     pthread_mutex_unlock(&lab_lock);
     CHECK_EQ(PLANE_CALL(context, DESTROY_SRQ, &end, &counts), 0);
-    CHECK_EQ(counts.events_reported, 1);
+    CHECK_EQ(counts.events_reported, 2);
     CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
     CHECK_EQ(event.event_type, LAB_EVENT_DEVICE_FATAL);
     struct ib_uverbs_destroy_cq_resp cq_counts;

@@ -161,6 +161,31 @@ static void case_messages(void) {
     CHECK(fake_post(one, &w), "room");
     d = side_wait(b.receives);
     CHECK(d.cookie == 99 && d.qp == other, "cookie %u", d.cookie);
+    CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    /* Fewer than its limit are left: an event, and one. */
+    for (uint32_t i = 0; i < 4; i++) CHECK(fake_post_shared(srq, &shared), "room");
+    lab_enter();
+    srq->limit = 3;
+    lab_leave();
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_EQ(fake_events(LAB_EVENT_SRQ_LIMIT), i > 1); /* it comes before the receive's completion */
+        CHECK(fake_post(one, &w), "room");
+        CHECK_EQ(side_wait(b.receives).cookie, 99);
+        CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    }
+    CHECK_EQ(fake_events(LAB_EVENT_SRQ_LIMIT), 1);
+    /* A message waits for a receive. The queue pair ends, and says when it takes no more: one that is posted then is
+     * another one's. */
+    CHECK(fake_post(one, &w) && fake_post(one, &w), "room");
+    CHECK_EQ(side_wait(b.receives).cookie, 99);
+    CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    CHECK_EQ(fake_events(LAB_EVENT_QP_LAST_WQE), 0);
+    fake_qp_state(other, LAB_ERR);
+    while (!fake_events(LAB_EVENT_QP_LAST_WQE)) sched_yield();
+    CHECK(fake_post_shared(srq, &shared), "room");
+    CHECK_EQ(side_wait(a.sends).status, VNIC_RETRY_EXCEEDED);
+    CHECK(!fake_poll(b.receives, &d), "a receive was taken after the last one");
+    CHECK_EQ(fake_events(LAB_EVENT_QP_LAST_WQE), 1);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- errors

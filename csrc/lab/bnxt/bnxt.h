@@ -196,8 +196,6 @@ struct bnxt_ring {
 
 struct bnxt_srq {
     struct bnxt_ring ring;
-    bool armed;
-    uint32_t limit;
 };
 
 struct bnxt_qp {
@@ -210,6 +208,7 @@ struct bnxt_qp {
 bool bnxt_fetch(lab_qp *qp, struct lab_work *work);
 bool bnxt_fetch_receive(lab_qp *qp, struct lab_receive *receive);
 bool bnxt_fetch_shared_receive(lab_srq *srq, struct lab_receive *receive);
+uint32_t bnxt_shared_receives(lab_srq *srq);
 uint32_t bnxt_cq_used(lab_cq *cq);
 void bnxt_complete(lab_cq *cq, const struct lab_done *done);
 

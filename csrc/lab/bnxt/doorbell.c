@@ -50,8 +50,8 @@ static void ring_shared(lab_context *context, uint64_t value, bool arm) {
         move(context, &of->ring.posted, of->ring.n, value);
         return;
     }
-    of->armed = true;
-    of->limit = BNXT_DOORBELL_INDEX(value);
+    srq->limit = BNXT_DOORBELL_INDEX(value);
+    lab_srq_look(srq);
 }
 
 /* Libraries tell what they have taken before they have taken a whole ring of it: so the index alone says how far they

@@ -139,12 +139,12 @@ bool bnxt_fetch_shared_receive(lab_srq *srq, struct lab_receive *receive) {
     const uint8_t *entry = next(&of->ring, &index);
     if (!entry) return false;
     take_receive(entry, receive);
-    const uint32_t left = (of->ring.posted + of->ring.n - of->ring.taken) % of->ring.n;
-    if (of->armed && left < of->limit) {
-        of->armed = false;
-        lab_async_event(srq->pd->context, LAB_EVENT_SRQ_LIMIT, srq->user_handle);
-    }
     return true;
+}
+
+uint32_t bnxt_shared_receives(lab_srq *srq) {
+    const struct bnxt_srq *of = srq->model_data;
+    return (of->ring.posted + of->ring.n - of->ring.taken) % of->ring.n;
 }
 
 /* ----------------------------------------------------------------------------------------------------- completions */

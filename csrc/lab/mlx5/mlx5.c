@@ -255,6 +255,7 @@ const struct lab_model lab_mlx5 = {.name = "connectx",
                                    .fetch = mlx5_fetch,
                                    .fetch_receive = mlx5_fetch_receive,
                                    .fetch_shared_receive = mlx5_fetch_shared_receive,
+                                   .shared_receives = mlx5_shared_receives,
                                    .cq_used = mlx5_cq_used,
                                    .complete = mlx5_complete,
                                    .look = mlx5_look};
