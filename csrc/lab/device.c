@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "lab.h"
+#include "raw.h"
 
 pthread_mutex_t lab_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -30,7 +31,7 @@ static void say(const char *format, va_list arguments) {
     const int written = vsnprintf(line + n, sizeof line - n - 1, format, arguments);
     if (written > 0) n += (size_t)written < sizeof line - n - 1 ? (size_t)written : sizeof line - n - 2;
     line[n++] = '\n';
-    if (write(STDERR_FILENO, line, n) < 0) return;
+    if (raw_write(STDERR_FILENO, line, n) < 0) return;
 }
 
 void lab_say(const char *format, ...) {

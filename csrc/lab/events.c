@@ -18,6 +18,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 struct channel {
     lab_channel base;
     struct channel *next;
@@ -28,19 +30,19 @@ static struct channel *channels;
 
 /* Away from the low numbers, which programs expect to get in order. */
 static int move_up(int fd) {
-    const int up = fcntl(fd, F_DUPFD_CLOEXEC, 512);
+    const int up = raw_fcntl(fd, F_DUPFD_CLOEXEC, 512);
     if (up < 0) return fd; /* ulimit -n may be lower */
-    close(fd);
+    raw_close(fd);
     return up;
 }
 
 int lab_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC)) return errno;
     ends[1] = move_up(ends[1]);
-    if (fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0) return 0;
+    if (raw_fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0) return 0;
     const int error = errno;
-    close(ends[0]);
-    close(ends[1]);
+    raw_close(ends[0]);
+    raw_close(ends[1]);
     return error;
 }
 
@@ -81,7 +83,7 @@ void lab_channels_free(const lab_context *context) {
             continue;
         }
         *at = c->next;
-        close(c->base.write);
+        raw_close(c->base.write);
         free(c);
     }
 }
@@ -97,7 +99,7 @@ static void report(int fd, const void *event, size_t bytes) {
     sigaddset(&pipe, SIGPIPE);
     sigpending(&pending);
     pthread_sigmask(SIG_BLOCK, &pipe, &before);
-    const ssize_t n = write(fd, event, bytes);
+    const ssize_t n = raw_write(fd, event, bytes);
     const int error = errno;
     if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
         const struct timespec now = {0};
@@ -160,7 +162,7 @@ static uint32_t withdraw(int read_end, int write_end, size_t bytes, uint64_t ele
     /* A description of our own, since a read() of ours must not wait. */
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return 0;
-    if (ioctl(fd, FIONREAD, &waiting)) waiting = 0;
+    if (raw_ioctl(fd, FIONREAD, &waiting)) waiting = 0;
     for (size_t left = (size_t)waiting / bytes; left && read(fd, &event, bytes) == (ssize_t)bytes; left--) {
         const bool its = bytes == sizeof event.completion
                              ? event.completion.cq_handle == element
@@ -170,7 +172,7 @@ static uint32_t withdraw(int read_end, int write_end, size_t bytes, uint64_t ele
         else
             report(write_end, &event, bytes);
     }
-    close(fd);
+    raw_close(fd);
     return n;
 }
 

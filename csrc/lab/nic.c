@@ -22,6 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 #define ACCESS_LOCAL_WRITE 1u /* IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING */
 #define ACCESS_RELAXED (1u << 20)
 
@@ -143,7 +145,7 @@ static void *serve(void *none) {
 void lab_nic_wake(void) {
     const int error = errno; /* a signal handler's caller does not see it change */
     const uint64_t one = 1;
-    if (atomic_load(&nic.sleeping) && write(nic.wake, &one, sizeof one) < 0 && errno != EAGAIN) abort();
+    if (atomic_load(&nic.sleeping) && raw_write(nic.wake, &one, sizeof one) < 0 && errno != EAGAIN) abort();
     errno = error;
 }
 
@@ -200,7 +202,7 @@ static void in_child(void) {
     lab_wanted = 0;
     if (!nic.open) return;
     wire_close(lab_wire);
-    close(nic.wake);
+    raw_close(nic.wake);
     lab_wire = NULL;
     lab_fabric = NULL; /* the parent's queue pairs and regions refer to it; nothing of them is used */
     lab_flows_forget();
@@ -260,7 +262,7 @@ static int open_process(const lab_device *device) {
         return 0;
     }
     if (lab_fabric) vnic_fabric_close(lab_fabric);
-    if (nic.wake >= 0) close(nic.wake);
+    if (nic.wake >= 0) raw_close(nic.wake);
     wire_close(lab_wire);
     lab_fabric = NULL;
     lab_wire = NULL;

@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 struct entry {
     void *object; /* NULL: free */
     uint32_t users, events;
@@ -99,7 +101,7 @@ void lab_context_free(lab_context *context) {
     lab_untrap(context);
     if (context->async_read >= 0 && context->device->model->close) context->device->model->close(context);
     lab_channels_free(context);
-    if (context->async_write >= 0) close(context->async_write);
+    if (context->async_write >= 0) raw_close(context->async_write);
     for (struct context **at = &contexts; *at; at = &(*at)->next)
         if (*at == c) {
             *at = c->next;

@@ -65,6 +65,7 @@ enum kind { OTHER, DEVICE, DEAD };
 static _Atomic uint8_t kind[LAB_MAX_FDS];
 static struct device_fd {
     lab_context *context;
+    dev_t device;
     ino_t file;
 } opened[LAB_MAX_FDS];
 static uint32_t fds_top;    /* above it there is none */
@@ -107,10 +108,10 @@ static void leave(const struct guard *g) {
     errno = error;
 }
 
-static void put(int fd, lab_context *context, ino_t file) {
-    opened[fd] = (struct device_fd){context, file};
+static void put(int fd, enum kind what, const struct device_fd *is) {
+    opened[fd] = *is;
     if ((uint32_t)fd >= fds_top) fds_top = (uint32_t)fd + 1;
-    atomic_store_explicit(&kind[fd], DEVICE, memory_order_release);
+    atomic_store_explicit(&kind[fd], (uint8_t)what, memory_order_release);
 }
 
 /* With the lock. The context ends with its last descriptor. */
@@ -126,7 +127,7 @@ static void drop(int fd) {
 
 static bool still(int fd) {
     struct stat about;
-    return !raw_fstat(fd, &about) && about.st_ino == opened[fd].file;
+    return !raw_fstat(fd, &about) && about.st_ino == opened[fd].file && about.st_dev == opened[fd].device;
 }
 
 lab_context *lab_context_of_fd(int fd) {
@@ -138,17 +139,20 @@ lab_context *lab_context_of_fd(int fd) {
 static lab_context *context_for(int fd, int *error) {
     *error = 0;
     const uint8_t what = atomic_load(&kind[fd]);
+    const bool mine = atomic_load(&owner) == process();
     if (what == OTHER) return NULL;
-    if (what == DEAD || atomic_load(&owner) != process()) {
+    if (!still(fd)) {
+        if (mine) drop(fd);
+        return NULL;
+    }
+    if (what == DEAD || !mine) {
         static _Atomic bool said;
         if (!atomic_exchange(&said, true))
             lab_say("a device that was open before fork() is the parent's: the child must open it itself");
         *error = EIO;
         return NULL;
     }
-    if (still(fd)) return opened[fd].context;
-    drop(fd);
-    return NULL;
+    return opened[fd].context;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- open */
@@ -185,7 +189,7 @@ static int open_device(lab_device *device, int flags) {
     enter(&g);
     if (atomic_load(&kind[fd]) == DEVICE) drop(fd);
     lab_context *context = lab_context_new(device, fd);
-    if (context) put(fd, context, about.st_ino);
+    if (context) put(fd, DEVICE, &(struct device_fd){context, about.st_dev, about.st_ino});
     leave(&g);
     if (context) return fd;
     real_close()(fd);
@@ -424,8 +428,7 @@ static int copied(int fd, int copy) {
         return -1;
     }
     enter(&g);
-    if (atomic_load(&kind[fd]) == DEVICE && still(fd)) put(copy, opened[fd].context, opened[fd].file);
-    if (atomic_load(&kind[fd]) == DEAD) atomic_store(&kind[copy], DEAD);
+    if (ours(fd) && still(fd)) put(copy, (enum kind)atomic_load(&kind[fd]), &opened[fd]);
     leave(&g);
     return copy;
 }

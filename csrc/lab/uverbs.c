@@ -16,6 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 /* ------------------------------------------------------------------------------------------------------ the vendor's
  */
 
@@ -197,7 +199,7 @@ static int map_dmabuf(const struct lab_registration *wanted, lab_mr *mr) {
     if (size < 0) return EINVAL;
     if (wanted->start + wanted->length > (uint64_t)size) return EINVAL;
     mr->mapped = wanted->length + skip;
-    mr->mapping = mmap(NULL, mr->mapped, protection, MAP_SHARED, wanted->dmabuf, (off_t)(wanted->start - skip));
+    mr->mapping = raw_mmap(mr->mapped, protection, MAP_SHARED, wanted->dmabuf, (off_t)(wanted->start - skip));
     if (mr->mapping == MAP_FAILED) {
         mr->mapping = NULL;
         lab_unsupported("a dmabuf that cannot be mapped (%s): memory of a real GPU", strerror(errno));

@@ -17,6 +17,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 #define READ_AT_ONCE (256u << 10) /* of one link in a turn: the others come to theirs */
 #define KEPT (1u << 20)           /* a buffer that grew beyond this goes back once it is empty */
 #define HEAD 8u
@@ -110,7 +112,7 @@ static void end(struct wire_link *l, const char *why) {
     if (l->ended) return;
     if (why) say(l->wire, l, why);
     l->ended = true;
-    if (l->socket >= 0) close(l->socket);
+    if (l->socket >= 0) raw_close(l->socket);
     l->socket = -1;
     if (l->self) end(l->self, NULL);
 }
@@ -124,7 +126,7 @@ static struct wire_link *link_new(struct wire *w, int socket, uint32_t peer, boo
 }
 
 static void link_free(struct wire_link *l) {
-    if (l->socket >= 0) close(l->socket);
+    if (l->socket >= 0) raw_close(l->socket);
     free(l->in.bytes);
     free(l->out.bytes);
     free(l);
@@ -194,7 +196,7 @@ int wire_open(struct wire **wire, const struct wire_config *config) {
     }
     if (!error && listen(w->socket, 128)) error = errno;
     if (error) {
-        if (w->socket >= 0) close(w->socket);
+        if (w->socket >= 0) raw_close(w->socket);
         free(w);
         return error == EADDRINUSE ? ENOSPC : error;
     }
@@ -206,7 +208,7 @@ int wire_open(struct wire **wire, const struct wire_config *config) {
 
 void wire_close(struct wire *w) {
     for (uint32_t i = 0; i < w->links; i++) link_free(w->link[i]);
-    close(w->socket);
+    raw_close(w->socket);
     free(w);
 }
 
@@ -245,7 +247,7 @@ int wire_reach(struct wire *w, uint32_t slot, struct wire_link **link) {
     if (!error && !is_ours(s)) error = ECONNREFUSED; /* somebody else sits on the name */
     *link = error ? NULL : link_new(w, s, slot, true);
     if (!*link) {
-        close(s);
+        raw_close(s);
         return error ? error : ENOMEM;
     }
     greet(*link);
@@ -341,7 +343,7 @@ static void read_link(struct wire_link *l) {
 static uint32_t write_link(struct wire_link *l) {
     uint32_t sends = 0;
     while (!l->ended && waiting(&l->out)) {
-        const ssize_t n = send(l->socket, l->out.bytes + l->out.from, waiting(&l->out), MSG_NOSIGNAL);
+        const ssize_t n = raw_send(l->socket, l->out.bytes + l->out.from, waiting(&l->out), MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) break;
         if (n < 0) {
@@ -365,7 +367,7 @@ static void accept_some(struct wire *w) {
             continue;
         }
         say(w, &(struct wire_link){.socket = s}, is_ours(s) ? "there are too many links" : "it is of another user");
-        close(s);
+        raw_close(s);
     }
 }
 

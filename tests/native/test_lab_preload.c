@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -151,6 +152,22 @@ static int in_child(int fd) {
     return 0;
 }
 
+/* It closes all that it has, as daemons do, without the C library's close(); the numbers are those of other files then,
+ * some of them the lab's own. */
+static int in_daemon(const int *fds) {
+    int async, none, file;
+    uint32_t pd;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it may wait for itself, with signals blocked */
+    for (uint32_t i = 0; i < 3; i++) syscall(SYS_close, fds[i]);
+    const int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
+    if (fd != fds[0] || get_context(fd, &async) || async != fds[1]) return 1;
+    if (alloc_pd(fd, &pd) || dealloc_pd(fd, pd)) return 2;
+    file = memfd_create("file", MFD_CLOEXEC);
+    if (file != fds[2] || write(file, "text", 4) != 4) return 3;
+    if ((none = dup(file)) < 0 || write(none, "text", 4) != 4 || close(none) || close(file)) return 4;
+    return close(fd) || close(async) ? 5 : 0;
+}
+
 static void children(char **argv) {
     int async, status;
     uint32_t pd;
@@ -158,6 +175,12 @@ static void children(char **argv) {
     pid_t child = fork();
     if (!child) _exit(in_child(fd));
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status), "fork: 0x%x", status);
+    const int fds[3] = {fd, open(DEVICE, O_RDWR | O_CLOEXEC), open(DEVICE, O_RDWR | O_CLOEXEC)};
+    CHECK(fds[1] >= 0 && fds[2] >= 0, "open");
+    child = fork();
+    if (!child) _exit(in_daemon(fds));
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status), "daemon: 0x%x", status);
+    CHECK(!close(fds[1]) && !close(fds[2]), "close");
     CHECK_EQ(alloc_pd(fd, &pd), 0);
     /* A child that has our memory closes it: its own descriptor, nothing of ours. */
     child = vfork();
