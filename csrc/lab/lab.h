@@ -109,6 +109,7 @@ typedef struct lab_mr {
 typedef struct lab_channel {
     lab_context *context;
     int read, write; /* the program has `read`: struct ib_uverbs_comp_event_desc come out */
+    uint32_t queues; /* that name it */
 } lab_channel;
 
 typedef struct lab_cq {

@@ -410,6 +410,7 @@ static void end_mr(lab_context *context, lab_mr *mr) {
 
 static void end_cq(lab_context *context, lab_cq *cq) {
     if (context->device->model->destroy_cq) context->device->model->destroy_cq(cq);
+    if (cq->channel) cq->channel->queues--;
 }
 
 static void end_srq(lab_context *context, lab_srq *srq) {

@@ -296,6 +296,7 @@ static int make_cq(struct lab_command *c, const struct cq_wanted *wanted, struct
         lab_free(context, LAB_CQ, cq);
         return error;
     }
+    if (channel) channel->queues++;
     lab_publish(context, LAB_CQ, cq);
     out->cq_handle = cq->handle;
     out->cqe = cq->entries;

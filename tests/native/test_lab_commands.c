@@ -16,6 +16,7 @@
 #include <rdma/mlx5-abi.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 static lab_device *devices;
@@ -583,6 +584,39 @@ static void channels(lab_context *context) {
     lab_cq_notify(lab_find_cq(context, later), true);
     CHECK_EQ(make_cq(context, 15, fd, &handle), EINVAL);
     CHECK_EQ(destroy_cq(context, later, &counts), 0);
+    /* A channel that the program has closed costs no descriptor any more when the next is made; one that a queue names
+     * stays. */
+    int its = -1, named;
+    for (uint32_t i = 0; i < 100; i++) {
+        CHECK_EQ(PLANE_CALL(context, CREATE_COMP_CHANNEL, &in, &out), 0);
+        named = lab_channel_of_fd(context, (int)out.fd)->write;
+        CHECK(!i || named == its, "channel %u has another descriptor than the last", i);
+        its = named;
+        if (i == 99) CHECK_EQ(make_cq(context, 15, (int)out.fd, &handle), 0);
+        close((int)out.fd);
+    }
+    CHECK_EQ(PLANE_CALL(context, CREATE_COMP_CHANNEL, &in, &out), 0);
+    CHECK(lab_channel_of_fd(context, (int)out.fd)->write != named, "a queue's channel is gone");
+    close((int)out.fd);
+    CHECK_EQ(destroy_cq(context, handle, &counts), 0);
+    CHECK_EQ(PLANE_CALL(context, CREATE_COMP_CHANNEL, &in, &out), 0);
+    CHECK_EQ(lab_channel_of_fd(context, (int)out.fd)->write, named);
+    close((int)out.fd);
+    /* The number of the events' descriptor is another pipe's by now: what is in there is nobody's of ours. */
+    int other[2], waiting = 0;
+    char text[64] = "what another part of the program has written";
+    struct ib_uverbs_async_event_desc event_of;
+    const int kept = dup(context->async_read);
+    CHECK(kept >= 0 && !pipe(other) && write(other[1], text, sizeof text) == sizeof text, "pipe");
+    CHECK_EQ(dup2(other[0], context->async_read), context->async_read);
+    CHECK_EQ(make_cq(context, 15, -1, &handle), 0);
+    lab_async_event(context, LAB_EVENT_CQ_ERR, 77);
+    CHECK_EQ(destroy_cq(context, handle, &counts), 0);
+    CHECK_EQ(counts.async_events_reported, 1);
+    CHECK(!ioctl(other[0], FIONREAD, &waiting) && waiting == sizeof text, "%d bytes are left", waiting);
+    CHECK_EQ(dup2(kept, context->async_read), context->async_read);
+    CHECK_EQ(read(kept, &event_of, sizeof event_of), sizeof event_of);
+    CHECK(!close(kept) && !close(other[0]) && !close(other[1]), "close");
 }
 
 /* --------------------------------------------------------------------------------------------------------- attributes
