@@ -59,6 +59,7 @@ struct asked {
 
 static struct ghost *buckets[BUCKETS];
 static struct ghost *busy;
+static uint32_t ghosts;
 
 /* ------------------------------------------------------------------------------------------------------------- lists
  */
@@ -434,6 +435,16 @@ static uint32_t collect(struct ghost *g) {
     return all;
 }
 
+/* One that stands for nothing: without requests and without a connection. */
+static void free_idle(struct ghost *g) {
+    if (g->busy || g->qp) return;
+    struct ghost **at = bucket_of(g->link, g->source_qpn, g->dest_qpn);
+    while (*at != g) at = &(*at)->next;
+    *at = g->next;
+    free(g);
+    ghosts--;
+}
+
 uint32_t lab_ghosts_turn(void) {
     uint32_t done = 0;
     for (struct ghost *g = busy, *next; g; g = next) {
@@ -441,7 +452,9 @@ uint32_t lab_ghosts_turn(void) {
         done += collect(g);
         if (g->qp && !answers(g->qp)) disconnect(g); /* it went into error */
         done += push(g);
-        if (!g->waiting.first && !g->posted.first) make_idle(g);
+        if (g->waiting.first || g->posted.first) continue;
+        make_idle(g);
+        free_idle(g);
     }
     return done;
 }
@@ -479,6 +492,7 @@ static struct ghost *ghost_of(struct wire_link *link, const struct lab_request *
     if (g) return g;
     g = calloc(1, sizeof *g);
     if (!g) return NULL;
+    ghosts++;
     g->link = link;
     g->source_qpn = r->source_qpn;
     g->dest_qpn = r->dest_qpn;
@@ -514,7 +528,18 @@ static void end_ghosts(const struct wire_link *link, uint32_t source_qpn, bool a
             empty(g);
             *at = g->next;
             free(g);
+            ghosts--;
         }
+}
+
+/* Numbers of queue pairs begin with the slot of their process, with as many bits as the NIC's kind has: so a peer has
+ * no more of them than its NICs. */
+static bool is_its_own(const struct wire_link *link, uint32_t qpn) {
+    uint32_t n;
+    const lab_device *devices = lab_devices(&n);
+    for (uint32_t i = 0; i < n; i++)
+        if (qpn >> lab_qp_bits(&devices[i]) == wire_peer(link)) return true;
+    return false;
 }
 
 const char *lab_ghost_request(struct wire_link *link, const void *frame, uint32_t bytes) {
@@ -526,6 +551,7 @@ const char *lab_ghost_request(struct wire_link *link, const void *frame, uint32_
         ((r.opcode == LAB_ADD || r.opcode == LAB_SWAP) && r.length != 8) ||
         (r.type != LAB_RC && r.type != LAB_UD && r.type != LAB_SRD))
         return "a request that does not fit itself";
+    if (!is_its_own(link, r.source_qpn)) return "a request of a queue pair that is not its own";
     const char *data = (const char *)frame + sizeof r;
     if (r.type == LAB_UD) {
         if (!sends(r.opcode)) return "a datagram that is no message";
@@ -575,11 +601,20 @@ void lab_ghost_link_gone(struct wire_link *link) {
 
 void lab_ghosts_leave(const lab_qp *qp) {
     for (uint32_t i = 0; i < BUCKETS; i++)
-        for (struct ghost *g = buckets[i]; g; g = g->next)
-            if (g->qp == qp) disconnect(g);
+        for (struct ghost *g = buckets[i], *next; g; g = next) {
+            next = g->next;
+            if (g->qp != qp) continue;
+            disconnect(g);
+            free_idle(g);
+        }
+}
+
+uint32_t lab_ghosts(void) {
+    return ghosts;
 }
 
 void lab_ghosts_forget(void) {
     memset(buckets, 0, sizeof buckets);
     busy = NULL;
+    ghosts = 0;
 }

@@ -98,5 +98,6 @@ void lab_ghosts_settle(const lab_qp *qp);
 /* Receives that are posted to it end as flushed. */
 uint32_t lab_receives_flush(lab_qp *qp);
 void lab_ghosts_forget(void);
+uint32_t lab_ghosts(void); /* how many there are */
 
 #endif

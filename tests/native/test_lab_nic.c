@@ -6,6 +6,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "lab/nic.h"
 #include "lab_sides.h"
 
 static struct side a, b;
@@ -26,6 +27,13 @@ static void again(void) {
     b.qp = fake_qp(b.pd, LAB_RC, b.sends, b.receives, NULL);
     fake_connect(a.qp, b.qp->number);
     fake_connect(b.qp, a.qp->number);
+}
+
+static uint32_t ghosts(void) {
+    lab_enter();
+    const uint32_t n = lab_ghosts();
+    lab_leave();
+    return n;
 }
 
 static uint64_t word(const struct side *s, uint64_t at) {
@@ -422,6 +430,38 @@ static void case_immediates_show_their_bytes(void) {
     }
 }
 
+/* What stands for the queue pairs of others goes when it stands for nothing any more, whoever ends first. */
+static void case_nothing_is_kept(void) {
+    lab_device *device = fake_device(side_fabric("kept"), "efa3", "");
+    a = side_new(device, LAB_SRD);
+    b = side_new(device, LAB_SRD);
+    fake_connect(a.qp, 0);
+    fake_connect(b.qp, 0);
+    struct lab_work w = side_work(&a, LAB_WRITE, 0, 64, &b, 0);
+    w.ah = fake_ah(a.pd, &device->gid[0])->number;
+    for (uint32_t i = 0; i < 300; i++) {
+        struct lab_work nowhere = w;
+        nowhere.dest_qpn += 100 + i;
+        CHECK_EQ(side_do(&a, &nowhere).status, VNIC_REMOTE_INVALID);
+    }
+    while (ghosts()) sched_yield();
+    for (uint32_t i = 0; i < 20; i++) {
+        CHECK_EQ(side_do(&a, &w).status, VNIC_OK);
+        CHECK_EQ(ghosts(), 1); /* connected: the next one finds it */
+        if (i % 2) {
+            fake_qp_end(b.qp);
+            b.qp = fake_qp(b.pd, LAB_SRD, b.sends, b.receives, NULL);
+            fake_connect(b.qp, 0);
+            w.dest_qpn = b.qp->number;
+        } else {
+            fake_qp_end(a.qp);
+            a.qp = fake_qp(a.pd, LAB_SRD, a.sends, a.receives, NULL);
+            fake_connect(a.qp, 0);
+        }
+        while (ghosts()) sched_yield();
+    }
+}
+
 static void case_datagrams(void) {
     lab_device *device = fake_device(side_fabric("ud"), "connectx", "");
     a = side_new(device, LAB_UD);
@@ -580,6 +620,7 @@ int main(int argc, char **argv) {
     side_case("provider flushes", case_provider_flushes);
     side_case("efa", case_efa);
     side_case("immediates show their bytes", case_immediates_show_their_bytes);
+    side_case("nothing is kept", case_nothing_is_kept);
     side_case("datagrams", case_datagrams);
     side_case("regions again", case_regions_again);
     side_case("mixture connectx", case_mixture_connectx);
