@@ -248,6 +248,11 @@ static bool submit(struct lab_flow *flow, const struct lab_work *w) {
     struct wire_link *link = NULL;
     const int error = wire_reach(lab_wire, r.dest_qpn >> lab_qp_bits(qp->pd->context->device), &link);
     if (error == EAGAIN) return false;
+    static bool said;
+    if (error && error != ECONNREFUSED && !said) {
+        said = true;
+        lab_say("no link to another process of the lab: %s; requests to it run out of retries", strerror(error));
+    }
     if (!error && !has_room(credit_of(link), length)) return false;
     struct flight *f = add_flight(flow, w, (uint32_t)length);
     r.id = flow->tail - 1;

@@ -52,6 +52,7 @@ struct wire {
     char name[64], fabric[64];
     struct hello hello;
     int socket;
+    bool full, said_full; /* there was no descriptor for who wants in */
     uint32_t slot, links, turns;
     struct wire_link *link[WIRE_MAX_LINKS];
 };
@@ -357,9 +358,20 @@ static uint32_t write_link(struct wire_link *l) {
     return sends;
 }
 
+/* accept4() looks for a descriptor first, and complains also where there is nobody. */
+static bool somebody_waits(const struct wire *w) {
+    struct pollfd p = {.fd = w->socket, .events = POLLIN};
+    return poll(&p, 1, 0) == 1;
+}
+
 static void accept_some(struct wire *w) {
     for (uint32_t i = 0; i < 8; i++) {
         const int s = accept4(w->socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        w->full = s < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED && somebody_waits(w);
+        if (w->full && !w->said_full && w->config.say) {
+            w->said_full = true;
+            w->config.say(w->config.context, "no descriptor is left to let another process in (ulimit -n)");
+        }
         if (s < 0) return;
         struct wire_link *l = is_ours(s) ? link_new(w, s, 0, false) : NULL;
         if (l) {
@@ -419,7 +431,8 @@ uint32_t wire_turn(struct wire *w) {
 uint32_t wire_waits(struct wire *w, struct pollfd *fds) {
     uint32_t n = 0;
     w->turns = 0; /* who waited looks at everything */
-    fds[n++] = (struct pollfd){.fd = w->socket, .events = POLLIN};
+    /* Who wants in and cannot be let in would wake us for ever: it is looked at whenever something else has. */
+    if (!w->full) fds[n++] = (struct pollfd){.fd = w->socket, .events = POLLIN};
     for (uint32_t i = 0; i < w->links; i++) {
         const struct wire_link *l = w->link[i];
         if (l->socket < 0) continue;
