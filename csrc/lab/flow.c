@@ -343,6 +343,7 @@ static void tell_end(const struct lab_flow *flow) {
         struct wire_link *link = wire_known(lab_wire, slot);
         if (link) wire_send(link, &(struct iovec){(void *)(uintptr_t)&end, sizeof end}, 1);
     }
+    lab_nic_wake(); /* it goes out in the next round */
 }
 
 /* The window is empty afterwards. Answers to what was in it meet another incarnation. */

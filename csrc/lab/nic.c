@@ -45,7 +45,7 @@ static struct {
     bool open;
     int wake; /* eventfd */
     uint64_t began;
-    _Atomic bool sleeping;
+    _Atomic uint32_t sleeping;
 } nic;
 
 uint64_t lab_now(void) {
@@ -118,7 +118,7 @@ static void *serve(void *none) {
         pthread_mutex_unlock(&lab_lock);
         step_back();
         if (done) {
-            atomic_store(&nic.sleeping, false);
+            atomic_store(&nic.sleeping, 0);
             idle = 0;
             sleep = SHORTEST_SLEEP_NS;
             continue;
@@ -133,9 +133,9 @@ static void *serve(void *none) {
             continue;
         }
         /* Said first, then looked once more: whoever leaves something after that look wakes us. */
-        if (!atomic_exchange(&nic.sleeping, true)) continue;
+        if (!atomic_exchange(&nic.sleeping, 1)) continue;
         sleep_for(awake ? sleep : NOTHING_TO_SEE_NS);
-        atomic_store(&nic.sleeping, false);
+        atomic_store(&nic.sleeping, 0);
         if (sleep < LONGEST_SLEEP_NS) sleep *= 2;
         if (sleep > LONGEST_SLEEP_NS) sleep = LONGEST_SLEEP_NS;
     }
@@ -145,7 +145,9 @@ static void *serve(void *none) {
 void lab_nic_wake(void) {
     const int error = errno; /* a signal handler's caller does not see it change */
     const uint64_t one = 1;
-    if (atomic_load(&nic.sleeping) && raw_write(nic.wake, &one, sizeof one) < 0 && errno != EAGAIN) abort();
+    /* An exchange, not a load, which could come before the caller's store of what is left: each side does both, and one
+     * of them sees what the other did. */
+    if (atomic_fetch_add(&nic.sleeping, 0) && raw_write(nic.wake, &one, sizeof one) < 0 && errno != EAGAIN) abort();
     errno = error;
 }
 
@@ -190,11 +192,11 @@ __attribute__((destructor)) static void settle(void) {
 
 /* What a child of fork() has of its parent's NIC is a copy: the parent goes on, the child begins anew. */
 static void before_fork(void) {
-    pthread_mutex_lock(&lab_lock);
+    lab_enter();
 }
 
 static void after_fork(void) {
-    pthread_mutex_unlock(&lab_lock);
+    lab_leave();
 }
 
 static void in_child(void) {
