@@ -57,6 +57,8 @@ NEXT_(access)
 NEXT_(faccessat)
 NEXT_(sigaction)
 NEXT_(signal)
+NEXT_(sigprocmask)
+NEXT_(pthread_sigmask)
 
 /* ------------------------------------------------------------------------------------------------------ descriptors */
 
@@ -466,10 +468,36 @@ EXPORT int fcntl64(int fd, int command, ...) {
 /* -------------------------------------------------------------------------------------------------- SIGSEGV is shared
  */
 
+/* A store to a doorbell may come at any time, from any thread, also one that blocks all signals: where SIGSEGV is
+ * blocked, the kernel ends the process. */
+static const sigset_t *without_faults(const sigset_t *wanted, sigset_t *room) {
+    uint32_t n;
+    if (!wanted || !sigismember(wanted, SIGSEGV) || !lab_devices(&n)) return wanted;
+    *room = *wanted;
+    sigdelset(room, SIGSEGV);
+    return room;
+}
+
+EXPORT int pthread_sigmask(int how, const sigset_t *wanted, sigset_t *old) {
+    sigset_t room;
+    return real_pthread_sigmask()(how, how == SIG_UNBLOCK ? wanted : without_faults(wanted, &room), old);
+}
+
+EXPORT int sigprocmask(int how, const sigset_t *wanted, sigset_t *old) {
+    sigset_t room;
+    return real_sigprocmask()(how, how == SIG_UNBLOCK ? wanted : without_faults(wanted, &room), old);
+}
+
 EXPORT int sigaction(int number, const struct sigaction *action, struct sigaction *old) {
-    if (number != SIGSEGV || !lab_trapping()) return real_sigaction()(number, action, old);
-    lab_trap_chain(action, old);
-    return 0;
+    if (number == SIGSEGV && lab_trapping()) {
+        lab_trap_chain(action, old);
+        return 0;
+    }
+    if (!action) return real_sigaction()(number, NULL, old);
+    sigset_t room;
+    struct sigaction mild = *action;
+    mild.sa_mask = *without_faults(&action->sa_mask, &room);
+    return real_sigaction()(number, &mild, old);
 }
 
 EXPORT void (*signal(int number, void (*handler)(int)))(int) {
@@ -507,6 +535,11 @@ __attribute__((constructor)) static void begin(void) {
     /* What may be called in a signal handler is looked up here. */
     real_open(), real_openat(), real_write(), real_ioctl(), real_mmap(), real_munmap(), real_close();
     real_dup(), real_dup2(), real_dup3(), real_fcntl(), real_access(), real_faccessat(), real_sigaction(),
-        real_signal();
+        real_signal(), real_sigprocmask(), real_pthread_sigmask();
+    /* Blocked by whoever started the program. */
+    sigset_t faults;
+    sigemptyset(&faults);
+    sigaddset(&faults, SIGSEGV);
+    pthread_sigmask(SIG_UNBLOCK, &faults, NULL);
     pthread_atfork(NULL, NULL, in_child);
 }
