@@ -220,6 +220,41 @@ static void senders_are_told_apart(void) {
     }
 }
 
+/* An immediate of a queue pair that is no peer's, on a NIC that a peer is on, too: it is left out, and said so once;
+ * the receive that it took is there again, or the endpoint says that it is not. */
+static void strangers_are_told(void) {
+    fake_machine("efa0;efa1");
+    const char *const devices[3] = {"efa0", "efa1", "efa1"};
+    node n[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        open_node(&n[i], i, devices[i], "unsolicited=0");
+        const uccl_ep_endpoint_config config = {
+            .size = sizeof(config), .rank = i, .peers = 3, .inflight_peer = 16, .inflight = 32, .receives_peer = 8};
+        WORKS(n[i].table->endpoint_open(n[i].device, &config, &n[i].endpoint));
+    }
+    nodes_join(&n[0], &n[1]);
+    nodes_join(&n[0], &n[2]);
+    WORKS(node_disconnect(&n[0], 2));
+    const uint32_t receives = FAKE(fake_ibverbs_receives)(number_of(&n[0]));
+    uccl_ep_completion c;
+    for (uint32_t i = 0; i < 2; i++) {
+        logged[0] = 0;
+        node_immediate(&n[2], 0, 5);
+        CHECK(!next(&n[0], &c, 100), "an immediate of nobody's: %#" PRIx64, c.cookie);
+        CHECK(!i == !!strstr(logged, "no peer of endpoint 0"), "%u: %s", i, logged);
+        CHECK_EQ(FAKE(fake_ibverbs_receives)(number_of(&n[0])), receives);
+    }
+    node_immediate(&n[1], 0, 7);
+    CHECK(next(&n[0], &c, 1000) && c.peer == 1 && c.cookie == 7, "the peer's own");
+    FAKE(fake_ibverbs_fail)("post_recv", 1, ENOMEM);
+    node_immediate(&n[2], 0, 5);
+    int32_t got = 0;
+    for (uint32_t i = 0; i < 100 && got >= 0; i++) got = n[0].table->poll(n[0].endpoint, &c, 1);
+    CHECK(got == UCCL_EP_E_NIC && strstr(said, "could not be posted again"), "%d: %s", got, said);
+    for (uint32_t i = 0; i < 3; i++) node_close(&n[i]);
+    check_nothing_left();
+}
+
 /* Peers on one NIC, and endpoints of one device, have one handle: it goes with the last that uses it. */
 static void one_handle_for_a_nic(void) {
     fake_machine("efa0;efa1");
@@ -542,6 +577,7 @@ int main(int argc, char **argv) {
     queue_pairs_run_out();
     target_knows_initiator();
     senders_are_told_apart();
+    strangers_are_told();
     one_handle_for_a_nic();
     any_order();
     errors_of_one_operation();

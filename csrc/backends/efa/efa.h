@@ -80,6 +80,8 @@ enum { EFA_QUERY_DEVICE, EFA_CREATE_QP, EFA_QUERY_AH };
 #define EFA_WR_SEND (1ull << 62)
 #define EFA_WR_RECEIVE (1ull << 63)
 
+#define EFA_LOST_RECEIVE UINT32_MAX
+
 typedef enum efa_state { EFA_IDLE, EFA_CONNECTED, EFA_DRAINING } efa_state;
 
 typedef struct efa_peer {
@@ -105,13 +107,13 @@ typedef struct efa_slot {
 struct uccl_ep_endpoint {
     uccl_ep_device *device;
     verbs_nic *nic;
-    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1 */
+    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1; or EFA_LOST_RECEIVE */
     uint32_t nic_index, index, rank, peers;
     uint32_t depth;         /* operations under way at most */
     uint32_t receives_peer; /* immediates that a peer has under way at most */
     uint32_t granted_inline, qkey;
     bool unsolicited; /* immediates take no receives */
-    bool loss_told;
+    bool loss_told, stranger_told;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_qp_ex *calls;

@@ -46,7 +46,7 @@ typedef struct fake_ibverbs_stats {
 void fake_ibverbs_get_stats(fake_ibverbs_stats *stats);
 
 /* The `kth` call from now on (1: the next) of `call`, a verb without "ibv_" ("reg_mr"), or "any", fails with `error`.
- * Others that fail only if they are named: "destroy_qp".
+ * Others that fail only if they are named: "destroy_qp", "post_recv".
  * kth 0: none. FAKE_IBVERBS_FAIL="reg_mr:3:12" does it from outside. */
 void fake_ibverbs_fail(const char *call, uint32_t kth, int error);
 

@@ -114,7 +114,8 @@ static int give_receives(fake_rq *queue, struct ibv_recv_wr *wr, struct ibv_recv
 static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) {
     fake_qp *qp = (fake_qp *)(void *)base;
     LOCK();
-    const int error = give_receives(&qp->queue, wr, bad, base->srq || base->state == IBV_QPS_RESET ? EINVAL : 0);
+    const int refused = fake_fails_alone("post_recv") ? errno : base->srq || base->state == IBV_QPS_RESET ? EINVAL : 0;
+    const int error = give_receives(&qp->queue, wr, bad, refused);
     if (base->state == IBV_QPS_ERR)
         while (fake_complete_receive(qp, fake_unbelievable(0, qp, IBV_WC_WR_FLUSH_ERR, qp->device->vendor.flush))) {
         }
