@@ -393,10 +393,11 @@ static uint32_t push(struct ghost *g) {
         lab_qp *qp = w->lost ? NULL : target_of(&w->r);
         if (g->qp && qp != g->qp) disconnect(g), w = g->waiting.first, qp = NULL;
         if (!qp || w->lost) {
-            /* EFA answers for queue pairs that are not there; other NICs are silent. */
+            /* EFA answers for queue pairs that are not there or in error (libfabric prov/efa, efa_errno.h, 9); other
+             * NICs are silent. */
             const lab_qp *any = lab_qp_numbered(w->r.dest_qpn);
             if (!now) now = lab_now();
-            const bool bad_number = w->r.type == LAB_SRD && !w->lost && !any;
+            const bool bad_number = w->r.type == LAB_SRD && !w->lost && (!any || any->state == LAB_ERR);
             if (!bad_number && w->deadline > now) return moved;
             drop(&g->waiting, w);
             answer(w, bad_number ? VNIC_REMOTE_INVALID : VNIC_RETRY_EXCEEDED);

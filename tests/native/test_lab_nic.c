@@ -412,6 +412,8 @@ static void case_efa(void) {
         last = d.cookie;
     }
     CHECK(turned, "256 completions came in posting order");
+    fake_qp_state(b.qp, LAB_ERR);
+    CHECK_EQ(side_do(&a, &w).status, VNIC_REMOTE_INVALID);
 }
 
 /* Bytes wait in the NIC for a while: those of an immediate's own write are in memory before it is told of. */
