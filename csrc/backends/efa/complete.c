@@ -21,8 +21,8 @@ static inline uint32_t sender(const uccl_ep_endpoint *e, const struct ibv_wc *wc
     return at - 1;
 }
 
-/* Late ones of a peer that was left are nothing; one that is connected would have lost a signal: whoever waits for it in
- * vain finds this line. */
+/* Late ones of a peer that was left are nothing; one that is connected would have lost a signal: whoever waits for it
+ * in vain finds this line. */
 static void tell_stranger(uccl_ep_endpoint *e, const struct ibv_wc *wc) {
     char text[256];
     if (e->stranger_told) return;
