@@ -28,6 +28,7 @@ def pair(lab: Lab, program: str, *words: str, client_words: tuple[str, ...] = ()
     """The same program as server and client: what each said. Both have to end well."""
     if lab.libraries.root is None and shutil.which(program) is None:
         pytest.skip(f"no {program} on this machine")
+    theirs = ["-P" if word == "-B" else word for word in words]  # fi_pingpong: one's own port; the other's
     with subprocess.Popen(
         lab.command(program, list(words)),
         env=lab.environment(),
@@ -39,7 +40,7 @@ def pair(lab: Lab, program: str, *words: str, client_words: tuple[str, ...] = ()
             end = time.monotonic() + SECONDS
             # Until it listens, clients are turned away.
             while True:
-                client = run(lab, program, *words, *client_words, "127.0.0.1")
+                client = run(lab, program, *theirs, *client_words, "127.0.0.1")
                 if client.returncode == 0 or server.poll() is not None or time.monotonic() > end:
                     break
             said = server.communicate(timeout=SECONDS)[0]
