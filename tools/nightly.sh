@@ -64,4 +64,22 @@ for device in efa:efa0 connectx:mlx5_0 thor:bnxt_re0,max_post=64,inflight=157286
     step "verbs-$name" env UCCL_EP_LIBIBVERBS="$fake" FAKE_IBVERBS="${device#*:}" FAKE_IBVERBS_WIRE="nightly-$name-$$" \
         uccl-ep conformance --backend "$name" --level full --seed "$first" --json "$folder/verbs-$name.json"
 done
+# The vendors' own libraries on the lab's NICs: this machine's and fetched ones, the profiles, and queues that are small.
+step lab-setup uccl-ep lab setup
+lane() { # name, then options
+    name=$1
+    shift
+    step "provider-$name" uccl-ep conformance --lane provider --level full --seed "$first" --json "$folder/provider-$name.json" "$@"
+}
+lane connectx-machine --backend connectx --libraries machine
+lane connectx --backend connectx
+lane connectx-ro --backend connectx --profile connectx-ro --backend-options relaxed=1
+lane connectx-small --backend connectx --knobs max_wr=64,max_cqe=1024,responder_atomics=2
+lane thor --backend thor
+lane thor-machine --backend thor --libraries machine # Debian 12's: no adds
+lane pollara --backend pollara
+lane pollara-noatomic --backend pollara --profile pollara-noatomic
+lane efa --backend efa
+lane efa3 --backend efa --variant efa3
+lane efa-small --backend efa --variant efa3 --knobs max_wr=64,max_cqe=1024
 exit $bad

@@ -9,9 +9,10 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _FETCH_SECONDS = 600.0
@@ -62,6 +63,38 @@ def locked(cache: Path, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
         for path in cache.glob("partial-*"):
             shutil.rmtree(path, ignore_errors=True)
         yield
+
+
+@contextmanager
+def making(cache: Path, name: str) -> Iterator[Path]:
+    """A folder to make something in, and to rename: it goes otherwise. Any number of processes at a time. What one that
+    died left half done goes first; what is being made stays, since its maker holds a lock on it."""
+    for path in cache.glob(f"{name}-partial-*"):
+        with suppress(OSError), _held(path):
+            shutil.rmtree(path, ignore_errors=True)
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=f"{name}-partial-", dir=cache))
+        with suppress(FileNotFoundError, BlockingIOError), ExitStack() as held:
+            held.enter_context(_held(made))
+            if made.exists():  # another process may have taken it for one of a dead one's, before it was locked
+                held = held.pop_all()
+                break
+    with held:
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Its lock, which ends with the process at the latest. BlockingIOError: another has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def place(partial: Path, final: Path) -> None:

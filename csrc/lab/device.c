@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "lab.h"
+#include "raw.h"
 
 pthread_mutex_t lab_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -30,7 +31,7 @@ static void say(const char *format, va_list arguments) {
     const int written = vsnprintf(line + n, sizeof line - n - 1, format, arguments);
     if (written > 0) n += (size_t)written < sizeof line - n - 1 ? (size_t)written : sizeof line - n - 2;
     line[n++] = '\n';
-    if (write(STDERR_FILENO, line, n) < 0) return;
+    if (raw_write(STDERR_FILENO, line, n) < 0) return;
 }
 
 void lab_say(const char *format, ...) {
@@ -190,6 +191,13 @@ static int parse_group(const char *group, lab_device *devices, uint32_t *n, char
     const struct lab_variant *variant = parse_variant(&p, group, text);
     if (!variant || parse_profile(group, variant, &knobs, text) || vnic_knobs_parse(&knobs, group, other_key, &p, text))
         return -1;
+    if (knobs.max_batch && !p.model->store) {
+        snprintf(text, 256,
+                 "max_batch=%llu: doorbells of nic=%s are memory, and how much one of them covers cannot be told: "
+                 "max_batch=0 is possible",
+                 (unsigned long long)knobs.max_batch, p.name);
+        return -1;
+    }
     if (*n + p.count > LAB_MAX_DEVICES) {
         snprintf(text, 256, "%llu NICs: a lab has at most %u", (unsigned long long)(*n + p.count), LAB_MAX_DEVICES);
         return -1;

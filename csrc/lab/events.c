@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <rdma/ib_user_verbs.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,38 +19,62 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 struct channel {
     lab_channel base;
     struct channel *next;
-    ino_t pipe; /* its descriptor may be closed by the program and be something else by now */
 };
 
 static struct channel *channels;
 
 /* Away from the low numbers, which programs expect to get in order. */
 static int move_up(int fd) {
-    const int up = fcntl(fd, F_DUPFD_CLOEXEC, 512);
+    const int up = raw_fcntl(fd, F_DUPFD_CLOEXEC, 512);
     if (up < 0) return fd; /* ulimit -n may be lower */
-    close(fd);
+    raw_close(fd);
     return up;
 }
 
 int lab_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC)) return errno;
     ends[1] = move_up(ends[1]);
-    if (fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0) return 0;
+    if (raw_fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0) return 0;
     const int error = errno;
-    close(ends[0]);
-    close(ends[1]);
+    raw_close(ends[0]);
+    raw_close(ends[1]);
     return error;
 }
 
-static ino_t pipe_of(int fd) {
-    struct stat about;
-    return fstat(fd, &about) || !S_ISFIFO(about.st_mode) ? 0 : about.st_ino;
+/* A reading end may be closed by the program, and its number be something else by now. */
+static bool same_pipe(int read_end, int write_end) {
+    struct stat one, other;
+    return !fstat(read_end, &one) && !fstat(write_end, &other) && S_ISFIFO(one.st_mode) && one.st_ino == other.st_ino &&
+           one.st_dev == other.st_dev;
+}
+
+static bool nobody_reads(int write_end) {
+    struct pollfd p = {.fd = write_end};
+    return poll(&p, 1, 0) == 1 && p.revents & POLLERR;
+}
+
+/* The program says nothing when it closes its end. A program with a channel for each connection would run out of
+ * descriptors. */
+static void sweep(void) {
+    for (struct channel **at = &channels; *at;) {
+        struct channel *c = *at;
+        if (c->base.queues || !nobody_reads(c->base.write)) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        raw_close(c->base.write);
+        free(c);
+    }
 }
 
 lab_channel *lab_channel_new(lab_context *context) {
+    sweep();
     struct channel *c = calloc(1, sizeof *c);
     int ends[2];
     if (!c) return NULL;
@@ -60,19 +85,17 @@ lab_channel *lab_channel_new(lab_context *context) {
         return NULL;
     }
     *c = (struct channel){.base = {.context = context, .read = ends[0], .write = ends[1]}, .next = channels};
-    c->pipe = pipe_of(ends[0]);
     channels = c;
     return &c->base;
 }
 
 lab_channel *lab_channel_of_fd(const lab_context *context, int fd) {
-    const ino_t pipe = pipe_of(fd);
-    for (struct channel *c = channels; c && pipe; c = c->next)
-        if (c->base.context == context && c->pipe == pipe) return &c->base;
+    for (struct channel *c = channels; c; c = c->next)
+        if (c->base.context == context && same_pipe(fd, c->base.write)) return &c->base;
     return NULL;
 }
 
-/* Queues that name one end before: a channel's memory lives as long as its context. */
+/* Queues that name one end before. */
 void lab_channels_free(const lab_context *context) {
     for (struct channel **at = &channels; *at;) {
         struct channel *c = *at;
@@ -81,7 +104,7 @@ void lab_channels_free(const lab_context *context) {
             continue;
         }
         *at = c->next;
-        close(c->base.write);
+        raw_close(c->base.write);
         free(c);
     }
 }
@@ -97,7 +120,7 @@ static void report(int fd, const void *event, size_t bytes) {
     sigaddset(&pipe, SIGPIPE);
     sigpending(&pending);
     pthread_sigmask(SIG_BLOCK, &pipe, &before);
-    const ssize_t n = write(fd, event, bytes);
+    const ssize_t n = raw_write(fd, event, bytes);
     const int error = errno;
     if (n < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE)) {
         const struct timespec now = {0};
@@ -160,7 +183,7 @@ static uint32_t withdraw(int read_end, int write_end, size_t bytes, uint64_t ele
     /* A description of our own, since a read() of ours must not wait. */
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return 0;
-    if (ioctl(fd, FIONREAD, &waiting)) waiting = 0;
+    if (raw_ioctl(fd, FIONREAD, &waiting)) waiting = 0;
     for (size_t left = (size_t)waiting / bytes; left && read(fd, &event, bytes) == (ssize_t)bytes; left--) {
         const bool its = bytes == sizeof event.completion
                              ? event.completion.cq_handle == element
@@ -170,20 +193,20 @@ static uint32_t withdraw(int read_end, int write_end, size_t bytes, uint64_t ele
         else
             report(write_end, &event, bytes);
     }
-    close(fd);
+    raw_close(fd);
     return n;
 }
 
 uint32_t lab_cq_events(lab_cq *cq) {
     const lab_channel *channel = cq->channel;
-    if (channel && lab_channel_of_fd(cq->context, channel->read) == channel)
+    if (channel && same_pipe(channel->read, channel->write))
         cq->events -=
             withdraw(channel->read, channel->write, sizeof(struct ib_uverbs_comp_event_desc), cq->user_handle, LAB_CQ);
     return cq->events;
 }
 
 uint32_t lab_async_withdraw(const lab_context *context, enum lab_kind kind, uint64_t element) {
-    if (!pipe_of(context->async_read)) return 0;
+    if (!same_pipe(context->async_read, context->async_write)) return 0;
     return withdraw(context->async_read, context->async_write, sizeof(struct ib_uverbs_async_event_desc), element,
                     kind);
 }

@@ -33,6 +33,8 @@ struct lab_flow {
     uint64_t bytes;
     bool stopped;  /* an error is in the window: nothing behind it is executed */
     bool flushing; /* the queue pair is in error */
+    bool told;     /* and the library knows */
+    bool last;     /* and the program knows that it takes no more of the shared receives */
     bool holding;
     struct lab_work held;
     struct flight flight[LAB_WINDOW];
@@ -246,6 +248,11 @@ static bool submit(struct lab_flow *flow, const struct lab_work *w) {
     struct wire_link *link = NULL;
     const int error = wire_reach(lab_wire, r.dest_qpn >> lab_qp_bits(qp->pd->context->device), &link);
     if (error == EAGAIN) return false;
+    static bool said;
+    if (error && error != ECONNREFUSED && !said) {
+        said = true;
+        lab_say("no link to another process of the lab: %s; requests to it run out of retries", strerror(error));
+    }
     if (!error && !has_room(credit_of(link), length)) return false;
     struct flight *f = add_flight(flow, w, (uint32_t)length);
     r.id = flow->tail - 1;
@@ -336,6 +343,7 @@ static void tell_end(const struct lab_flow *flow) {
         struct wire_link *link = wire_known(lab_wire, slot);
         if (link) wire_send(link, &(struct iovec){(void *)(uintptr_t)&end, sizeof end}, 1);
     }
+    lab_nic_wake(); /* it goes out in the next round */
 }
 
 /* The window is empty afterwards. Answers to what was in it meet another incarnation. */
@@ -348,6 +356,18 @@ static void abandon(struct lab_flow *flow) {
     }
     flow->incarnation = ++incarnations;
     flow->holding = flow->stopped = false;
+}
+
+/* The rest is the library's to flush. */
+static uint32_t tell(struct lab_flow *flow) {
+    lab_qp *qp = flow->qp;
+    if (flow->told || !qp->pd->context->device->model->tells_rest) return 0;
+    flow->told = true;
+    struct lab_done done = {.qp = qp, .rest = true, .status = VNIC_FLUSHED};
+    lab_complete(qp->send_cq, &done);
+    done.receive = true;
+    if (!qp->srq) lab_complete(qp->recv_cq, &done);
+    return 1;
 }
 
 static uint32_t flush(struct lab_flow *flow) {
@@ -369,7 +389,7 @@ static uint32_t flush(struct lab_flow *flow) {
         abandon(flow);
         done++;
     }
-    if (!by_nic) return done;
+    if (!by_nic) return done + tell(flow);
     static struct lab_work work;
     for (uint32_t i = 0; i < LAB_FETCH_AT_ONCE && qp->pd->context->device->model->fetch(qp, &work); i++, done++) {
         const struct flight f = {.opcode = (uint8_t)work.opcode, .cookie = work.cookie, .status = VNIC_FLUSHED};
@@ -377,6 +397,15 @@ static uint32_t flush(struct lab_flow *flow) {
     }
     if (!qp->srq) done += lab_receives_flush(qp);
     return done;
+}
+
+/* Last WQE Reached: of the shared receives it has taken what it will, and all of those have their completions. */
+static uint32_t tell_last(struct lab_flow *flow) {
+    const lab_qp *qp = flow->qp;
+    if (!qp->srq || flow->last || lab_ghosts_under_way(qp)) return 0;
+    flow->last = true;
+    lab_async_event(qp->pd->context, LAB_EVENT_QP_LAST_WQE, qp->user_handle);
+    return 1;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- turns
@@ -422,7 +451,7 @@ uint32_t lab_flows_turn(void) {
             done += give_up(flow, now);
             done += advance(flow);
         }
-        if (flow->flushing) done += flush(flow);
+        if (flow->flushing) done += flush(flow) + tell_last(flow);
         if (!model->look) continue;
         if (qp->send_cq->channel) lab_cq_look(qp->send_cq);
         if (qp->recv_cq != qp->send_cq && qp->recv_cq->channel) lab_cq_look(qp->recv_cq);
@@ -462,7 +491,7 @@ int lab_flow_modify(lab_qp *qp, enum lab_qp_state from) {
         if (from >= LAB_RTR) tell_end(flow);
         lab_ghosts_leave(qp);
         abandon(flow);
-        flow->flushing = false;
+        flow->flushing = flow->told = flow->last = false;
     }
     lab_nic_wake();
     return 0;

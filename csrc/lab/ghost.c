@@ -59,6 +59,7 @@ struct asked {
 
 static struct ghost *buckets[BUCKETS];
 static struct ghost *busy;
+static uint32_t ghosts;
 
 /* ------------------------------------------------------------------------------------------------------------- lists
  */
@@ -147,7 +148,10 @@ static void answer(struct wanted *w, vnic_status status) {
 
 static bool fetch_receive(lab_qp *qp, struct lab_receive *receive) {
     const struct lab_model *model = qp->pd->context->device->model;
-    return qp->srq ? model->fetch_shared_receive(qp->srq, receive) : model->fetch_receive(qp, receive);
+    if (!qp->srq) return model->fetch_receive(qp, receive);
+    if (!model->fetch_shared_receive(qp->srq, receive)) return false;
+    lab_srq_look(qp->srq);
+    return true;
 }
 
 /* What went wrong at the receiver, and what the sender hears of it. */
@@ -178,7 +182,7 @@ static vnic_status scatter(const lab_qp *qp, const struct lab_receive *receive, 
 
 static void report_receive(lab_qp *qp, const struct lab_request *r, const struct lab_receive *receive, uint32_t bytes,
                            vnic_status status) {
-    const lab_ah *ah = qp->type == LAB_RC ? NULL : lab_ah_of_gid(qp->pd->context->device, &r->source_gid);
+    const lab_ah *ah = qp->type == LAB_RC ? NULL : lab_ah_in(qp->pd, &r->source_gid);
     const struct lab_done done = {.qp = qp,
                                   .receive = true,
                                   .signalled = true,
@@ -389,10 +393,11 @@ static uint32_t push(struct ghost *g) {
         lab_qp *qp = w->lost ? NULL : target_of(&w->r);
         if (g->qp && qp != g->qp) disconnect(g), w = g->waiting.first, qp = NULL;
         if (!qp || w->lost) {
-            /* EFA answers for queue pairs that are not there; other NICs are silent. */
+            /* EFA answers for queue pairs that are not there or in error (libfabric prov/efa, efa_errno.h, 9); other
+             * NICs are silent. */
             const lab_qp *any = lab_qp_numbered(w->r.dest_qpn);
             if (!now) now = lab_now();
-            const bool bad_number = w->r.type == LAB_SRD && !w->lost && !any;
+            const bool bad_number = w->r.type == LAB_SRD && !w->lost && (!any || any->state == LAB_ERR);
             if (!bad_number && w->deadline > now) return moved;
             drop(&g->waiting, w);
             answer(w, bad_number ? VNIC_REMOTE_INVALID : VNIC_RETRY_EXCEEDED);
@@ -431,6 +436,16 @@ static uint32_t collect(struct ghost *g) {
     return all;
 }
 
+/* One that stands for nothing: without requests and without a connection. */
+static void free_idle(struct ghost *g) {
+    if (g->busy || g->qp) return;
+    struct ghost **at = bucket_of(g->link, g->source_qpn, g->dest_qpn);
+    while (*at != g) at = &(*at)->next;
+    *at = g->next;
+    free(g);
+    ghosts--;
+}
+
 uint32_t lab_ghosts_turn(void) {
     uint32_t done = 0;
     for (struct ghost *g = busy, *next; g; g = next) {
@@ -438,12 +453,14 @@ uint32_t lab_ghosts_turn(void) {
         done += collect(g);
         if (g->qp && !answers(g->qp)) disconnect(g); /* it went into error */
         done += push(g);
-        if (!g->waiting.first && !g->posted.first) make_idle(g);
+        if (g->waiting.first || g->posted.first) continue;
+        make_idle(g);
+        free_idle(g);
     }
     return done;
 }
 
-static bool under_way(const lab_qp *qp) {
+bool lab_ghosts_under_way(const lab_qp *qp) {
     for (const struct ghost *g = busy; g; g = g->next_busy)
         if (g->posted.first && (!qp || g->qp == qp)) return true;
     return false;
@@ -451,7 +468,7 @@ static bool under_way(const lab_qp *qp) {
 
 void lab_ghosts_settle(const lab_qp *qp) {
     const uint64_t until = vnic_now(lab_fabric) + SETTLE_NS;
-    while (under_way(qp) && vnic_next(lab_fabric) <= until) {
+    while (lab_ghosts_under_way(qp) && vnic_next(lab_fabric) <= until) {
         vnic_set_now(lab_fabric, vnic_next(lab_fabric));
         while (vnic_due(lab_fabric)) vnic_run_due(lab_fabric);
         for (struct ghost *g = busy; g; g = g->next_busy) collect(g);
@@ -476,6 +493,7 @@ static struct ghost *ghost_of(struct wire_link *link, const struct lab_request *
     if (g) return g;
     g = calloc(1, sizeof *g);
     if (!g) return NULL;
+    ghosts++;
     g->link = link;
     g->source_qpn = r->source_qpn;
     g->dest_qpn = r->dest_qpn;
@@ -511,7 +529,18 @@ static void end_ghosts(const struct wire_link *link, uint32_t source_qpn, bool a
             empty(g);
             *at = g->next;
             free(g);
+            ghosts--;
         }
+}
+
+/* Numbers of queue pairs begin with the slot of their process, with as many bits as the NIC's kind has: so a peer has
+ * no more of them than its NICs. */
+static bool is_its_own(const struct wire_link *link, uint32_t qpn) {
+    uint32_t n;
+    const lab_device *devices = lab_devices(&n);
+    for (uint32_t i = 0; i < n; i++)
+        if (qpn >> lab_qp_bits(&devices[i]) == wire_peer(link)) return true;
+    return false;
 }
 
 const char *lab_ghost_request(struct wire_link *link, const void *frame, uint32_t bytes) {
@@ -523,6 +552,7 @@ const char *lab_ghost_request(struct wire_link *link, const void *frame, uint32_
         ((r.opcode == LAB_ADD || r.opcode == LAB_SWAP) && r.length != 8) ||
         (r.type != LAB_RC && r.type != LAB_UD && r.type != LAB_SRD))
         return "a request that does not fit itself";
+    if (!is_its_own(link, r.source_qpn)) return "a request of a queue pair that is not its own";
     const char *data = (const char *)frame + sizeof r;
     if (r.type == LAB_UD) {
         if (!sends(r.opcode)) return "a datagram that is no message";
@@ -572,11 +602,20 @@ void lab_ghost_link_gone(struct wire_link *link) {
 
 void lab_ghosts_leave(const lab_qp *qp) {
     for (uint32_t i = 0; i < BUCKETS; i++)
-        for (struct ghost *g = buckets[i]; g; g = g->next)
-            if (g->qp == qp) disconnect(g);
+        for (struct ghost *g = buckets[i], *next; g; g = next) {
+            next = g->next;
+            if (g->qp != qp) continue;
+            disconnect(g);
+            free_idle(g);
+        }
+}
+
+uint32_t lab_ghosts(void) {
+    return ghosts;
 }
 
 void lab_ghosts_forget(void) {
     memset(buckets, 0, sizeof buckets);
     busy = NULL;
+    ghosts = 0;
 }

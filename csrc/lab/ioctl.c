@@ -228,6 +228,7 @@ static int call(lab_context *context, struct ib_uverbs_ioctl_hdr *head) {
 
 int lab_uverbs_ioctl(lab_context *context, unsigned long request, void *argument) {
     struct ib_uverbs_ioctl_hdr *head = argument;
+    lab_trapped_all();
     if (request != RDMA_VERBS_IOCTL) return -ENOTTY;
     if (!head) return -EFAULT;
     if (head->num_attrs > MAX_ATTRIBUTES || head->length != sizeof *head + head->num_attrs * sizeof *head->attrs ||

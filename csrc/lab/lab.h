@@ -73,8 +73,9 @@ typedef struct lab_device {
     char fabric[48];                   /* processes that name the same one reach each other */
     struct in6_addr gid[LAB_MAX_GIDS]; /* 0: link-local IPv6; 1: IPv4-mapped (RoCE v2); EFA: its one at 0 */
     uint32_t gids;
-    uint32_t active_mtu; /* enum ibv_mtu */
-    vnic_nic *nic;       /* of this process's fabric; by nic.c */
+    uint32_t active_mtu;  /* enum ibv_mtu */
+    uint32_t queue_pairs; /* of this process; by objects.c */
+    vnic_nic *nic;        /* of this process's fabric; by nic.c */
 } lab_device;
 
 /* ---------------------------------------------------------------------------------------------------------- objects */
@@ -108,6 +109,7 @@ typedef struct lab_mr {
 typedef struct lab_channel {
     lab_context *context;
     int read, write; /* the program has `read`: struct ib_uverbs_comp_event_desc come out */
+    uint32_t queues; /* that name it */
 } lab_channel;
 
 typedef struct lab_cq {
@@ -158,6 +160,7 @@ typedef struct lab_ah {
     lab_pd *pd;
     uint32_t handle, number; /* number: in EFA's entries */
     struct in6_addr gid;
+    struct lab_ah *next; /* with the same number: lab_ah_join() */
 } lab_ah;
 
 /* ------------------------------------------------------------------------------------------ work, receives and ends */
@@ -209,6 +212,9 @@ struct lab_done {
     enum lab_opcode opcode;                               /* of a send */
     uint32_t cookie, bytes, immediate, source_qpn, source_ah; /* source_ah: 0xffff if the target has none */
     vnic_status status; /* VNIC_OK, or an error; vendors' numbers: vnic_vendor_code */
+    /* lab_model.tells_rest: the queue pair is in error, and the library flushes what is left of this queue; `cookie`
+     * and `opcode` are of nothing. */
+    bool rest;
 };
 
 /* ----------------------------------------------------------------------------------------------------------- models */
@@ -265,9 +271,13 @@ struct lab_model {
     bool (*fetch)(lab_qp *qp, struct lab_work *work);
     bool (*fetch_receive)(lab_qp *qp, struct lab_receive *receive);
     bool (*fetch_shared_receive)(lab_srq *srq, struct lab_receive *receive);
+    uint32_t (*shared_receives)(lab_srq *srq); /* posted and not fetched */
     /* Entries that the program has not yet consumed, by the consumer index that it wrote. */
     uint32_t (*cq_used)(lab_cq *cq);
     void (*complete)(lab_cq *cq, const struct lab_done *done);
+    /* Where the library flushes (flush_by=provider): it is told by an entry in the queue of sends and one in that of
+     * receives, once, when the queue pair has gone into error. */
+    bool tells_rest;
     /* Has the program asked for an event, by memory that the NIC reads? Sets cq->armed. May be NULL. */
     void (*look)(lab_cq *cq);
 
@@ -321,6 +331,11 @@ lab_mr *lab_mr_keyed(const lab_device *device, uint32_t key);
 lab_ah *lab_ah_numbered(const lab_device *device, uint32_t number);
 /* Does the device know the peer with this GID (an address handle made by anybody in this process)? */
 lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid);
+/* The same, of that protection domain: it is what a completion names. */
+lab_ah *lab_ah_in(const lab_pd *pd, const struct in6_addr *gid);
+/* For a model whose NIC has one number for a GID and a protection domain: `ah` gets that of those that are there. It
+ * stays until the last of them is gone. */
+void lab_ah_join(lab_ah *ah);
 
 /* Is the memory mapped in this process, and writable where that is asked? EFAULT if not. Rings and regions are looked
  * at when the program names them, as the kernel pins them then. */
@@ -338,6 +353,13 @@ enum lab_event {
     LAB_EVENT_QP_LAST_WQE = 16
 }; /* enum ibv_event_type */
 void lab_async_event(lab_context *context, enum lab_event event, uint64_t element /* user handle */);
+/* Are there fewer receives than its limit? It is told once; then the limit is zero, until the program sets it anew
+ * (ibv_modify_srq(3)). */
+static inline void lab_srq_look(lab_srq *srq) {
+    if (!srq->limit || srq->pd->context->device->model->shared_receives(srq) >= srq->limit) return;
+    srq->limit = 0;
+    lab_async_event(srq->pd->context, LAB_EVENT_SRQ_LIMIT, srq->user_handle);
+}
 /* Writes an event to the channel if the queue is armed. */
 void lab_cq_notify(lab_cq *cq, bool solicited);
 
@@ -346,7 +368,10 @@ void lab_cq_notify(lab_cq *cq, bool solicited);
  */
 int lab_trap(lab_context *context, uint32_t page, size_t bytes, void **address);
 void lab_untrap(lab_context *context);
-bool lab_trapped_next(void); /* NIC's thread: hand the oldest store to its model */
+/* With lab_lock held. Hand the oldest store to its model; false: none waits. And all of them: what was rung before a
+ * command is before it, as with hardware. */
+bool lab_trapped_next(void);
+void lab_trapped_all(void);
 
 /* nic.c. The thread starts with the first lab_nic_open, which any queue pair or region needs, and ends with the
  * process. All but lab_nic_wake with lab_lock held. */

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -48,26 +49,43 @@ NEXT_(close)
 static struct socket {
     _Atomic int fd; /* 0: free; so that 0 is never ours */
     int other;
+    dev_t device;
     ino_t file;
     uint32_t port;
 } sockets[SOCKETS];
 static pthread_mutex_t sockets_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic pid_t owner; /* of what the table says */
 
-static ino_t file_of(int fd) {
+static bool still(const struct socket *s, int fd) {
     struct stat about;
-    return fstat(fd, &about) ? 0 : about.st_ino;
+    return !fstat(fd, &about) && about.st_ino == s->file && about.st_dev == s->device;
 }
 
 static struct socket *find(int fd) {
     if (fd <= 0) return NULL;
     for (uint32_t i = 0; i < SOCKETS; i++)
         if (atomic_load_explicit(&sockets[i].fd, memory_order_acquire) == fd)
-            return sockets[i].file == file_of(fd) ? &sockets[i] : NULL;
+            return still(&sockets[i], fd) ? &sockets[i] : NULL;
     return NULL;
+}
+
+/* A child of fork() has copies of the sockets, and a table of its own. Another thread of the parent's may have held the
+ * lock: what it was about to enter is not there yet. */
+static void in_child(void) {
+    pthread_mutex_init(&sockets_lock, NULL);
+    atomic_store(&owner, (pid_t)syscall(SYS_getpid));
+}
+
+static void begin_once(void) {
+    atomic_store(&owner, (pid_t)syscall(SYS_getpid));
+    if (pthread_atfork(NULL, NULL, in_child)) lab_die("no memory for what fork() must do");
 }
 
 static int open_socket(int flags) {
     int ends[2];
+    struct stat about;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, begin_once);
     if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | flags, 0, ends)) return -1;
     pthread_mutex_lock(&sockets_lock);
     struct socket *s = NULL;
@@ -75,14 +93,16 @@ static int open_socket(int flags) {
         const int old = sockets[i].fd;
         if (!old) {
             s = &sockets[i];
-        } else if (old == ends[0] || sockets[i].file != file_of(old)) { /* it was closed behind our back */
+        } else if (old == ends[0] || !still(&sockets[i], old)) { /* it was closed behind our back */
             real_close()(sockets[i].other);
             s = &sockets[i];
         }
     }
+    if (s && fstat(ends[0], &about)) s = NULL;
     if (s && ends[0]) {
         s->other = ends[1];
-        s->file = file_of(ends[0]);
+        s->device = about.st_dev;
+        s->file = about.st_ino;
         s->port = (uint32_t)getpid();
         atomic_store_explicit(&s->fd, ends[0], memory_order_release);
     }
@@ -97,7 +117,8 @@ static int open_socket(int flags) {
 /* By the program's close(), before it. */
 void lab_netlink_close(int fd) {
     struct socket *s = find(fd);
-    if (!s) return;
+    if (!s || atomic_load(&owner) != (pid_t)syscall(SYS_getpid))
+        return; /* a vfork() child: the table is the parent's */
     pthread_mutex_lock(&sockets_lock);
     real_close()(s->other);
     atomic_store_explicit(&s->fd, 0, memory_order_release);

@@ -22,6 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 #define ACCESS_LOCAL_WRITE 1u /* IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING */
 #define ACCESS_RELAXED (1u << 20)
 
@@ -43,7 +45,7 @@ static struct {
     bool open;
     int wake; /* eventfd */
     uint64_t began;
-    _Atomic bool sleeping;
+    _Atomic uint32_t sleeping;
 } nic;
 
 uint64_t lab_now(void) {
@@ -116,7 +118,7 @@ static void *serve(void *none) {
         pthread_mutex_unlock(&lab_lock);
         step_back();
         if (done) {
-            atomic_store(&nic.sleeping, false);
+            atomic_store(&nic.sleeping, 0);
             idle = 0;
             sleep = SHORTEST_SLEEP_NS;
             continue;
@@ -131,9 +133,9 @@ static void *serve(void *none) {
             continue;
         }
         /* Said first, then looked once more: whoever leaves something after that look wakes us. */
-        if (!atomic_exchange(&nic.sleeping, true)) continue;
+        if (!atomic_exchange(&nic.sleeping, 1)) continue;
         sleep_for(awake ? sleep : NOTHING_TO_SEE_NS);
-        atomic_store(&nic.sleeping, false);
+        atomic_store(&nic.sleeping, 0);
         if (sleep < LONGEST_SLEEP_NS) sleep *= 2;
         if (sleep > LONGEST_SLEEP_NS) sleep = LONGEST_SLEEP_NS;
     }
@@ -143,7 +145,9 @@ static void *serve(void *none) {
 void lab_nic_wake(void) {
     const int error = errno; /* a signal handler's caller does not see it change */
     const uint64_t one = 1;
-    if (atomic_load(&nic.sleeping) && write(nic.wake, &one, sizeof one) < 0 && errno != EAGAIN) abort();
+    /* An exchange, not a load, which could come before the caller's store of what is left: each side does both, and one
+     * of them sees what the other did. */
+    if (atomic_fetch_add(&nic.sleeping, 0) && raw_write(nic.wake, &one, sizeof one) < 0 && errno != EAGAIN) abort();
     errno = error;
 }
 
@@ -188,11 +192,11 @@ __attribute__((destructor)) static void settle(void) {
 
 /* What a child of fork() has of its parent's NIC is a copy: the parent goes on, the child begins anew. */
 static void before_fork(void) {
-    pthread_mutex_lock(&lab_lock);
+    lab_enter();
 }
 
 static void after_fork(void) {
-    pthread_mutex_unlock(&lab_lock);
+    lab_leave();
 }
 
 static void in_child(void) {
@@ -200,7 +204,7 @@ static void in_child(void) {
     lab_wanted = 0;
     if (!nic.open) return;
     wire_close(lab_wire);
-    close(nic.wake);
+    raw_close(nic.wake);
     lab_wire = NULL;
     lab_fabric = NULL; /* the parent's queue pairs and regions refer to it; nothing of them is used */
     lab_flows_forget();
@@ -260,7 +264,7 @@ static int open_process(const lab_device *device) {
         return 0;
     }
     if (lab_fabric) vnic_fabric_close(lab_fabric);
-    if (nic.wake >= 0) close(nic.wake);
+    if (nic.wake >= 0) raw_close(nic.wake);
     wire_close(lab_wire);
     lab_fabric = NULL;
     lab_wire = NULL;
@@ -274,8 +278,9 @@ int lab_nic_open(lab_device *device) {
     }
     if (device->nic) return 0;
     vnic_knobs knobs = device->knobs;
-    /* A ghost is no queue pair of the program's, nor are its queues of the length that the program asked for; those
-     * limits are kept where the program's own queues are. Addresses are the target's. A doorbell that is lost is rung
+    /* A ghost is no queue pair of the program's, nor are its queues of the length that the program asked for: those
+     * limits are kept where the program's own queue pairs are made (objects.c, qp.c) and their doorbells rung (the
+     * model). Addresses are the target's. A doorbell that is lost is rung
      * again by the vendor's library, on registers that the lab takes store by store: none is lost here. */
     knobs.max_qp = 0;
     knobs.max_wr = UINT32_MAX;
@@ -283,6 +288,9 @@ int lab_nic_open(lab_device *device) {
     knobs.drop_rate = 0;
     knobs.addr_mode = VNIC_ADDRESS_VIRTUAL;
     knobs.key_bits = 32;
+    /* Memory is the host's here: who has a receive's completion finds the bytes of that message there, with verbs of
+     * any vendor. Profiles leave it open, since in a GPU's memory it needs a flush. */
+    knobs.imm_visible = 1;
     /* Where bytes become visible one after the other, times add up over all that goes on: a fraction each, so that what
      * waits in the NIC does not grow for as long as somebody writes. */
     if (knobs.place_order == VNIC_PLACE_STRICT && !knobs.relaxed) knobs.visible_delay /= 16;
@@ -292,6 +300,23 @@ int lab_nic_open(lab_device *device) {
 
 uint32_t lab_slot(void) {
     return nic.open ? wire_slot(lab_wire) : 0;
+}
+
+/* For who counts what a program leaves behind: of this process's threads and descriptors, those that are the NIC's and
+ * stay. Returns the number of descriptors; those that fit are in `fds`. */
+__attribute__((visibility("default"))) uint32_t uccl_ep_lab_held(int *fds, uint32_t room, uint32_t *threads);
+uint32_t uccl_ep_lab_held(int *fds, uint32_t room, uint32_t *threads) {
+    struct pollfd held[WIRE_MAX_LINKS + 2];
+    uint32_t n = 0;
+    lab_enter();
+    if (nic.open) {
+        held[n++].fd = nic.wake;
+        n += wire_waits(lab_wire, held + n);
+    }
+    lab_leave();
+    *threads = n ? 1 : 0;
+    for (uint32_t i = 0; i < n && i < room; i++) fds[i] = held[i].fd;
+    return n;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- regions
@@ -309,7 +334,7 @@ int lab_region_add(lab_mr *mr) {
 }
 
 void lab_region_remove(lab_mr *mr) {
-    if (mr->region) vnic_region_remove(lab_fabric, mr->region);
+    if (mr->region) vnic_region_forget(lab_fabric, mr->region);
     mr->region = NULL;
 }
 

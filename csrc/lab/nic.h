@@ -89,6 +89,8 @@ const char *lab_ghost_end(struct wire_link *link, const void *frame, uint32_t by
 void lab_ghost_link_gone(struct wire_link *link);
 /* Requests of others do not reach it any more: it is destroyed, reset or in error. */
 void lab_ghosts_leave(const lab_qp *qp);
+/* Is something that has arrived at it (NULL: at any) with the fabric? Only that can take a receive. */
+bool lab_ghosts_under_way(const lab_qp *qp);
 /* What has arrived at it (NULL: at any) is carried out and answered now, as far as that needs no receive and a
  * millisecond of the fabric's: hardware has acknowledged before the program knows, and the program may end on what it
  * knows. */
@@ -96,5 +98,6 @@ void lab_ghosts_settle(const lab_qp *qp);
 /* Receives that are posted to it end as flushed. */
 uint32_t lab_receives_flush(lab_qp *qp);
 void lab_ghosts_forget(void);
+uint32_t lab_ghosts(void); /* how many there are */
 
 #endif

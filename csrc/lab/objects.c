@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 struct entry {
     void *object; /* NULL: free */
     uint32_t users, events;
@@ -30,7 +32,7 @@ struct context {
  * just given back is the last to be given again, so that what is late for the old one does not meet a new one. */
 struct numbers {
     void **object;
-    uint32_t room, last;
+    uint32_t room, last, rounds; /* rounds: how often all of them were gone through */
 };
 
 static struct context *contexts;
@@ -61,6 +63,7 @@ static uint32_t number_take(struct numbers *n, uint32_t limit, void *object) {
             n->room = room;
         }
         n->object[i] = object;
+        n->rounds += i <= n->last;
         n->last = i;
         return i;
     }
@@ -98,7 +101,7 @@ void lab_context_free(lab_context *context) {
     lab_untrap(context);
     if (context->async_read >= 0 && context->device->model->close) context->device->model->close(context);
     lab_channels_free(context);
-    if (context->async_write >= 0) close(context->async_write);
+    if (context->async_write >= 0) raw_close(context->async_write);
     for (struct context **at = &contexts; *at; at = &(*at)->next)
         if (*at == c) {
             *at = c->next;
@@ -111,6 +114,9 @@ void lab_context_free(lab_context *context) {
 void lab_objects_forget(void) {
     contexts = NULL; /* the parent's memory, of which a model or the NIC's thread may have been in the middle */
     qps = mrs = ahs = (struct numbers){0};
+    uint32_t n;
+    lab_device *devices = lab_devices(&n);
+    for (uint32_t i = 0; i < n; i++) devices[i].queue_pairs = 0;
 }
 
 /* --------------------------------------------------------------------------------------------------------- the table
@@ -174,7 +180,8 @@ static uint32_t handle_of(enum lab_kind kind, const void *object) {
     abort();
 }
 
-/* Its name on the NIC. Keys have 8 bits below the index, as hardware's: a key that is off by one is nobody's. */
+/* Its name on the NIC. Keys have 8 bits below the index, as hardware's: a key that is off by one, or was the index's
+ * before, is nobody's. */
 static bool number_object(const lab_context *context, enum lab_kind kind, void *object, uint32_t handle) {
     uint32_t index;
     switch (kind) {
@@ -188,7 +195,7 @@ static bool number_object(const lab_context *context, enum lab_kind kind, void *
         lab_mr *mr = object;
         mr->handle = handle;
         index = number_take(&mrs, 1u << 16, object);
-        mr->key = index << 8 | 0x42;
+        mr->key = index << 8 | ((0x42 + mrs.rounds) & 0xff);
         return index != 0;
     }
     case LAB_CQ: {
@@ -205,9 +212,12 @@ static bool number_object(const lab_context *context, enum lab_kind kind, void *
     }
     case LAB_QP: {
         lab_qp *qp = object;
+        lab_device *device = context->device;
         qp->handle = handle;
+        if (device->knobs.max_qp && device->queue_pairs >= device->knobs.max_qp) return false;
         index = number_take(&qps, 1u << lab_qp_bits(context->device), object);
         qp->number = lab_slot() << lab_qp_bits(context->device) | index;
+        device->queue_pairs += index != 0;
         return index != 0;
     }
     case LAB_AH: {
@@ -241,14 +251,26 @@ void lab_publish(lab_context *context, enum lab_kind kind, void *object) {
     entry_of(context, handle_of(kind, object))->published = true;
 }
 
+/* The first of a number's handles is in the table. */
+static void leave_number(const lab_ah *ah) {
+    lab_ah *first = number_find(&ahs, ah->number);
+    if (first == ah) {
+        ahs.object[ah->number] = ah->next;
+        return;
+    }
+    while (first && first->next != ah) first = first->next;
+    if (first) first->next = ah->next;
+}
+
 void lab_free(lab_context *context, enum lab_kind kind, void *object) {
     struct context *c = of(context);
     const uint32_t handle = handle_of(kind, object);
     if (kind == LAB_MR) number_drop(&mrs, ((lab_mr *)object)->key >> 8, object);
-    if (kind == LAB_AH) number_drop(&ahs, ((lab_ah *)object)->number, object);
+    if (kind == LAB_AH) leave_number(object);
     if (kind == LAB_QP) {
         const uint32_t bits = lab_qp_bits(context->device);
         number_drop(&qps, ((lab_qp *)object)->number & ((1u << bits) - 1), object);
+        context->device->queue_pairs--;
     }
     c->entry[handle] = (struct entry){0};
     if (handle < c->searched) c->searched = handle;
@@ -357,6 +379,26 @@ lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid) {
     return NULL;
 }
 
+lab_ah *lab_ah_in(const lab_pd *pd, const struct in6_addr *gid) {
+    for (uint32_t i = 0; i < ahs.room; i++) {
+        lab_ah *ah = ahs.object[i];
+        if (ah && ah->pd == pd && !memcmp(&ah->gid, gid, sizeof *gid)) return ah;
+    }
+    return NULL;
+}
+
+void lab_ah_join(lab_ah *ah) {
+    for (uint32_t i = 0; i < ahs.room; i++) {
+        lab_ah *other = ahs.object[i];
+        if (!other || other == ah || other->pd != ah->pd || memcmp(&other->gid, &ah->gid, sizeof ah->gid)) continue;
+        number_drop(&ahs, ah->number, ah);
+        ah->number = other->number;
+        ah->next = other->next;
+        other->next = ah;
+        return;
+    }
+}
+
 /* ----------------------------------------------------------------------------------------------------------- the end
  */
 
@@ -368,6 +410,7 @@ static void end_mr(lab_context *context, lab_mr *mr) {
 
 static void end_cq(lab_context *context, lab_cq *cq) {
     if (context->device->model->destroy_cq) context->device->model->destroy_cq(cq);
+    if (cq->channel) cq->channel->queues--;
 }
 
 static void end_srq(lab_context *context, lab_srq *srq) {

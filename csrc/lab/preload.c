@@ -57,6 +57,8 @@ NEXT_(access)
 NEXT_(faccessat)
 NEXT_(sigaction)
 NEXT_(signal)
+NEXT_(sigprocmask)
+NEXT_(pthread_sigmask)
 
 /* ------------------------------------------------------------------------------------------------------ descriptors */
 
@@ -65,6 +67,7 @@ enum kind { OTHER, DEVICE, DEAD };
 static _Atomic uint8_t kind[LAB_MAX_FDS];
 static struct device_fd {
     lab_context *context;
+    dev_t device;
     ino_t file;
 } opened[LAB_MAX_FDS];
 static uint32_t fds_top;    /* above it there is none */
@@ -107,10 +110,10 @@ static void leave(const struct guard *g) {
     errno = error;
 }
 
-static void put(int fd, lab_context *context, ino_t file) {
-    opened[fd] = (struct device_fd){context, file};
+static void put(int fd, enum kind what, const struct device_fd *is) {
+    opened[fd] = *is;
     if ((uint32_t)fd >= fds_top) fds_top = (uint32_t)fd + 1;
-    atomic_store_explicit(&kind[fd], DEVICE, memory_order_release);
+    atomic_store_explicit(&kind[fd], (uint8_t)what, memory_order_release);
 }
 
 /* With the lock. The context ends with its last descriptor. */
@@ -126,7 +129,7 @@ static void drop(int fd) {
 
 static bool still(int fd) {
     struct stat about;
-    return !raw_fstat(fd, &about) && about.st_ino == opened[fd].file;
+    return !raw_fstat(fd, &about) && about.st_ino == opened[fd].file && about.st_dev == opened[fd].device;
 }
 
 lab_context *lab_context_of_fd(int fd) {
@@ -138,17 +141,20 @@ lab_context *lab_context_of_fd(int fd) {
 static lab_context *context_for(int fd, int *error) {
     *error = 0;
     const uint8_t what = atomic_load(&kind[fd]);
+    const bool mine = atomic_load(&owner) == process();
     if (what == OTHER) return NULL;
-    if (what == DEAD || atomic_load(&owner) != process()) {
+    if (!still(fd)) {
+        if (mine) drop(fd);
+        return NULL;
+    }
+    if (what == DEAD || !mine) {
         static _Atomic bool said;
         if (!atomic_exchange(&said, true))
             lab_say("a device that was open before fork() is the parent's: the child must open it itself");
         *error = EIO;
         return NULL;
     }
-    if (still(fd)) return opened[fd].context;
-    drop(fd);
-    return NULL;
+    return opened[fd].context;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- open */
@@ -185,7 +191,7 @@ static int open_device(lab_device *device, int flags) {
     enter(&g);
     if (atomic_load(&kind[fd]) == DEVICE) drop(fd);
     lab_context *context = lab_context_new(device, fd);
-    if (context) put(fd, context, about.st_ino);
+    if (context) put(fd, DEVICE, &(struct device_fd){context, about.st_dev, about.st_ino});
     leave(&g);
     if (context) return fd;
     real_close()(fd);
@@ -424,8 +430,7 @@ static int copied(int fd, int copy) {
         return -1;
     }
     enter(&g);
-    if (atomic_load(&kind[fd]) == DEVICE && still(fd)) put(copy, opened[fd].context, opened[fd].file);
-    if (atomic_load(&kind[fd]) == DEAD) atomic_store(&kind[copy], DEAD);
+    if (ours(fd) && still(fd)) put(copy, (enum kind)atomic_load(&kind[fd]), &opened[fd]);
     leave(&g);
     return copy;
 }
@@ -463,10 +468,36 @@ EXPORT int fcntl64(int fd, int command, ...) {
 /* -------------------------------------------------------------------------------------------------- SIGSEGV is shared
  */
 
+/* A store to a doorbell may come at any time, from any thread, also one that blocks all signals: where SIGSEGV is
+ * blocked, the kernel ends the process. */
+static const sigset_t *without_faults(const sigset_t *wanted, sigset_t *room) {
+    uint32_t n;
+    if (!wanted || !sigismember(wanted, SIGSEGV) || !lab_devices(&n)) return wanted;
+    *room = *wanted;
+    sigdelset(room, SIGSEGV);
+    return room;
+}
+
+EXPORT int pthread_sigmask(int how, const sigset_t *wanted, sigset_t *old) {
+    sigset_t room;
+    return real_pthread_sigmask()(how, how == SIG_UNBLOCK ? wanted : without_faults(wanted, &room), old);
+}
+
+EXPORT int sigprocmask(int how, const sigset_t *wanted, sigset_t *old) {
+    sigset_t room;
+    return real_sigprocmask()(how, how == SIG_UNBLOCK ? wanted : without_faults(wanted, &room), old);
+}
+
 EXPORT int sigaction(int number, const struct sigaction *action, struct sigaction *old) {
-    if (number != SIGSEGV || !lab_trapping()) return real_sigaction()(number, action, old);
-    lab_trap_chain(action, old);
-    return 0;
+    if (number == SIGSEGV && lab_trapping()) {
+        lab_trap_chain(action, old);
+        return 0;
+    }
+    if (!action) return real_sigaction()(number, NULL, old);
+    sigset_t room;
+    struct sigaction mild = *action;
+    mild.sa_mask = *without_faults(&action->sa_mask, &room);
+    return real_sigaction()(number, &mild, old);
 }
 
 EXPORT void (*signal(int number, void (*handler)(int)))(int) {
@@ -504,6 +535,11 @@ __attribute__((constructor)) static void begin(void) {
     /* What may be called in a signal handler is looked up here. */
     real_open(), real_openat(), real_write(), real_ioctl(), real_mmap(), real_munmap(), real_close();
     real_dup(), real_dup2(), real_dup3(), real_fcntl(), real_access(), real_faccessat(), real_sigaction(),
-        real_signal();
+        real_signal(), real_sigprocmask(), real_pthread_sigmask();
+    /* Blocked by whoever started the program. */
+    sigset_t faults;
+    sigemptyset(&faults);
+    sigaddset(&faults, SIGSEGV);
+    pthread_sigmask(SIG_UNBLOCK, &faults, NULL);
     pthread_atfork(NULL, NULL, in_child);
 }

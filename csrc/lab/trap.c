@@ -19,6 +19,8 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 #define MAX_TRAPS 64u
 #define MAX_STORES 256u /* waiting for the thread; a power of two */
 
@@ -75,6 +77,10 @@ bool lab_trapped_next(void) {
     take_at++;
     if (context) context->device->model->store(context, page, offset, value, width);
     return true;
+}
+
+void lab_trapped_all(void) {
+    for (uint32_t i = 0; i < MAX_STORES && lab_trapped_next(); i++) continue;
 }
 
 /* ------------------------------------------------------------------------------------------------- the instructions */
@@ -241,7 +247,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     } else if (!is_store(context) || !decode(context, &d)) {
         static const char text[] = "uccl-ep lab: an access to a doorbell page that is no plain store of a general "
                                    "register: it cannot be taken\n";
-        if (write(STDERR_FILENO, text, sizeof text - 1) < 0) abort();
+        if (raw_write(STDERR_FILENO, text, sizeof text - 1) < 0) abort();
         abort();
     } else {
         if (d.width < 8) d.value &= (1ull << 8 * d.width) - 1;

@@ -16,6 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 /* ------------------------------------------------------------------------------------------------------ the vendor's
  */
 
@@ -197,7 +199,7 @@ static int map_dmabuf(const struct lab_registration *wanted, lab_mr *mr) {
     if (size < 0) return EINVAL;
     if (wanted->start + wanted->length > (uint64_t)size) return EINVAL;
     mr->mapped = wanted->length + skip;
-    mr->mapping = mmap(NULL, mr->mapped, protection, MAP_SHARED, wanted->dmabuf, (off_t)(wanted->start - skip));
+    mr->mapping = raw_mmap(mr->mapped, protection, MAP_SHARED, wanted->dmabuf, (off_t)(wanted->start - skip));
     if (mr->mapping == MAP_FAILED) {
         mr->mapping = NULL;
         lab_unsupported("a dmabuf that cannot be mapped (%s): memory of a real GPU", strerror(errno));
@@ -294,6 +296,7 @@ static int make_cq(struct lab_command *c, const struct cq_wanted *wanted, struct
         lab_free(context, LAB_CQ, cq);
         return error;
     }
+    if (channel) channel->queues++;
     lab_publish(context, LAB_CQ, cq);
     out->cq_handle = cq->handle;
     out->cqe = cq->entries;
@@ -354,7 +357,7 @@ static int destroy_cq(struct lab_command *c) {
 
 struct srq_wanted {
     uint64_t user_handle;
-    uint32_t pd, max_wr, max_sge, limit;
+    uint32_t pd, max_wr, max_sge; /* a limit is set once there are receives */
 };
 
 static int make_srq(struct lab_command *c, const struct srq_wanted *wanted, struct ib_uverbs_create_srq_resp *out) {
@@ -369,7 +372,6 @@ static int make_srq(struct lab_command *c, const struct srq_wanted *wanted, stru
     srq->user_handle = wanted->user_handle;
     srq->max_wr = wanted->max_wr;
     srq->max_sge = wanted->max_sge;
-    srq->limit = wanted->limit;
     const int error = context->device->model->create_srq(srq, &c->call);
     if (error) {
         lab_free(context, LAB_SRQ, srq);
@@ -384,13 +386,13 @@ static int make_srq(struct lab_command *c, const struct srq_wanted *wanted, stru
 
 static int create_srq(struct lab_command *c) {
     const struct ib_uverbs_create_srq *in = (const void *)c->in;
-    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge, in->srq_limit};
+    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge};
     return make_srq(c, &wanted, (void *)c->out);
 }
 
 static int create_xsrq(struct lab_command *c) {
     const struct ib_uverbs_create_xsrq *in = (const void *)c->in;
-    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge, in->srq_limit};
+    const struct srq_wanted wanted = {in->user_handle, in->pd_handle, in->max_wr, in->max_sge};
     if (in->srq_type) return lab_unsupported("a shared receive queue of type %u (XRC, tag matching)", in->srq_type);
     return make_srq(c, &wanted, (void *)c->out);
 }
@@ -402,6 +404,7 @@ static int modify_srq(struct lab_command *c) {
     if (in->attr_mask & 1) return lab_unsupported("resizing a shared receive queue");
     if (in->attr_mask & 2 && in->srq_limit > srq->max_wr) return EINVAL;
     if (in->attr_mask & 2) srq->limit = in->srq_limit;
+    lab_srq_look(srq);
     return 0;
 }
 
@@ -583,6 +586,7 @@ static int parse(lab_context *context, const uint8_t *bytes, size_t n) {
 }
 
 ssize_t lab_uverbs_write(lab_context *context, const void *bytes, size_t n) {
+    lab_trapped_all();
     const int error = parse(context, bytes, n);
     return error ? -error : (ssize_t)n;
 }

@@ -17,6 +17,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 #define READ_AT_ONCE (256u << 10) /* of one link in a turn: the others come to theirs */
 #define KEPT (1u << 20)           /* a buffer that grew beyond this goes back once it is empty */
 #define HEAD 8u
@@ -50,6 +52,7 @@ struct wire {
     char name[64], fabric[64];
     struct hello hello;
     int socket;
+    bool full, said_full; /* there was no descriptor for who wants in */
     uint32_t slot, links, turns;
     struct wire_link *link[WIRE_MAX_LINKS];
 };
@@ -110,7 +113,7 @@ static void end(struct wire_link *l, const char *why) {
     if (l->ended) return;
     if (why) say(l->wire, l, why);
     l->ended = true;
-    if (l->socket >= 0) close(l->socket);
+    if (l->socket >= 0) raw_close(l->socket);
     l->socket = -1;
     if (l->self) end(l->self, NULL);
 }
@@ -124,7 +127,7 @@ static struct wire_link *link_new(struct wire *w, int socket, uint32_t peer, boo
 }
 
 static void link_free(struct wire_link *l) {
-    if (l->socket >= 0) close(l->socket);
+    if (l->socket >= 0) raw_close(l->socket);
     free(l->in.bytes);
     free(l->out.bytes);
     free(l);
@@ -194,7 +197,7 @@ int wire_open(struct wire **wire, const struct wire_config *config) {
     }
     if (!error && listen(w->socket, 128)) error = errno;
     if (error) {
-        if (w->socket >= 0) close(w->socket);
+        if (w->socket >= 0) raw_close(w->socket);
         free(w);
         return error == EADDRINUSE ? ENOSPC : error;
     }
@@ -206,7 +209,7 @@ int wire_open(struct wire **wire, const struct wire_config *config) {
 
 void wire_close(struct wire *w) {
     for (uint32_t i = 0; i < w->links; i++) link_free(w->link[i]);
-    close(w->socket);
+    raw_close(w->socket);
     free(w);
 }
 
@@ -245,7 +248,7 @@ int wire_reach(struct wire *w, uint32_t slot, struct wire_link **link) {
     if (!error && !is_ours(s)) error = ECONNREFUSED; /* somebody else sits on the name */
     *link = error ? NULL : link_new(w, s, slot, true);
     if (!*link) {
-        close(s);
+        raw_close(s);
         return error ? error : ENOMEM;
     }
     greet(*link);
@@ -341,7 +344,7 @@ static void read_link(struct wire_link *l) {
 static uint32_t write_link(struct wire_link *l) {
     uint32_t sends = 0;
     while (!l->ended && waiting(&l->out)) {
-        const ssize_t n = send(l->socket, l->out.bytes + l->out.from, waiting(&l->out), MSG_NOSIGNAL);
+        const ssize_t n = raw_send(l->socket, l->out.bytes + l->out.from, waiting(&l->out), MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) break;
         if (n < 0) {
@@ -355,9 +358,20 @@ static uint32_t write_link(struct wire_link *l) {
     return sends;
 }
 
+/* accept4() looks for a descriptor first, and complains also where there is nobody. */
+static bool somebody_waits(const struct wire *w) {
+    struct pollfd p = {.fd = w->socket, .events = POLLIN};
+    return poll(&p, 1, 0) == 1;
+}
+
 static void accept_some(struct wire *w) {
     for (uint32_t i = 0; i < 8; i++) {
         const int s = accept4(w->socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        w->full = s < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED && somebody_waits(w);
+        if (w->full && !w->said_full && w->config.say) {
+            w->said_full = true;
+            w->config.say(w->config.context, "no descriptor is left to let another process in (ulimit -n)");
+        }
         if (s < 0) return;
         struct wire_link *l = is_ours(s) ? link_new(w, s, 0, false) : NULL;
         if (l) {
@@ -365,7 +379,7 @@ static void accept_some(struct wire *w) {
             continue;
         }
         say(w, &(struct wire_link){.socket = s}, is_ours(s) ? "there are too many links" : "it is of another user");
-        close(s);
+        raw_close(s);
     }
 }
 
@@ -417,7 +431,8 @@ uint32_t wire_turn(struct wire *w) {
 uint32_t wire_waits(struct wire *w, struct pollfd *fds) {
     uint32_t n = 0;
     w->turns = 0; /* who waited looks at everything */
-    fds[n++] = (struct pollfd){.fd = w->socket, .events = POLLIN};
+    /* Who wants in and cannot be let in would wake us for ever: it is looked at whenever something else has. */
+    if (!w->full) fds[n++] = (struct pollfd){.fd = w->socket, .events = POLLIN};
     for (uint32_t i = 0; i < w->links; i++) {
         const struct wire_link *l = w->link[i];
         if (l->socket < 0) continue;

@@ -86,8 +86,8 @@ struct conn *conn_get(struct vnic_endpoint *e, uint32_t peer) {
 }
 
 struct vnic_endpoint *endpoint_of(const struct vnic_fabric *f, uint32_t id) {
-    struct vnic_endpoint *e = id < f->n_endpoints ? f->endpoints[id] : NULL;
-    return e && !e->dead ? e : NULL;
+    struct vnic_endpoint *e = f->room_endpoints ? f->endpoints[id & (f->room_endpoints - 1)] : NULL;
+    return e && e->id == id && !e->dead ? e : NULL;
 }
 
 bool vnic_endpoint_exists(const struct vnic_fabric *f, uint32_t id) {
@@ -146,6 +146,27 @@ static uint64_t queues_of(const vnic_nic *nic, uint32_t peers) {
     return nic->knobs.per_peer_qp ? peers : 1;
 }
 
+/* Ids are numbers that go on and on, so that one who comes later is not taken for one who has left: each has the place
+ * in the table that its low bits name, and a number whose place is taken is left out. */
+static bool has_id(struct vnic_fabric *f) {
+    if (2 * (f->n_endpoints + 1) <= f->room_endpoints) return true;
+    const uint32_t room = f->room_endpoints ? 2 * f->room_endpoints : 64;
+    vnic_endpoint **wider = room ? calloc(room, sizeof(*wider)) : NULL;
+    if (!wider) return false;
+    for (uint32_t i = 0; i < f->room_endpoints; i++)
+        if (f->endpoints[i]) wider[f->endpoints[i]->id & (room - 1)] = f->endpoints[i];
+    free(f->endpoints);
+    f->endpoints = wider;
+    f->room_endpoints = room;
+    return true;
+}
+
+static uint32_t take_id(struct vnic_fabric *f) {
+    do f->last_endpoint++;
+    while (f->last_endpoint == VNIC_NO_ENDPOINT || f->endpoints[f->last_endpoint & (f->room_endpoints - 1)]);
+    return f->last_endpoint;
+}
+
 vnic_endpoint *vnic_endpoint_open(vnic_nic *nic, const vnic_endpoint_config *config, char *text) {
     struct vnic_fabric *f = nic->fabric;
     const vnic_knobs *k = &nic->knobs;
@@ -157,13 +178,7 @@ vnic_endpoint *vnic_endpoint_open(vnic_nic *nic, const vnic_endpoint_config *con
                  (unsigned long long)k->max_qp, (unsigned long long)nic->queues, (unsigned long long)needed);
         return NULL;
     }
-    if (f->n_endpoints + 1 >= f->room_endpoints) {
-        const uint32_t room = f->room_endpoints ? 2 * f->room_endpoints : 64;
-        vnic_endpoint **grown = realloc(f->endpoints, room * sizeof(*grown));
-        if (grown) f->endpoints = grown, f->room_endpoints = room;
-        if (grown && !f->n_endpoints) f->endpoints[f->n_endpoints++] = NULL; /* id 0 is nobody */
-    }
-    vnic_endpoint *e = f->n_endpoints < f->room_endpoints ? calloc(1, sizeof *e) : NULL;
+    vnic_endpoint *e = has_id(f) ? calloc(1, sizeof *e) : NULL;
     if (e) e->remote = calloc(config->peers, sizeof *e->remote);
     if (!e || !e->remote) {
         free(e);
@@ -172,7 +187,7 @@ vnic_endpoint *vnic_endpoint_open(vnic_nic *nic, const vnic_endpoint_config *con
     }
     e->nic = nic;
     e->fabric = f;
-    e->id = f->n_endpoints;
+    e->id = take_id(f);
     e->rank = config->rank;
     e->self = config->self;
     e->peers = config->peers;
@@ -186,7 +201,8 @@ vnic_endpoint *vnic_endpoint_open(vnic_nic *nic, const vnic_endpoint_config *con
     e->receive = config->receive;
     e->receive_context = config->receive_context;
     e->shared_receives = (uint64_t)config->receives_peer * config->peers;
-    f->endpoints[f->n_endpoints++] = e;
+    f->endpoints[e->id & (f->room_endpoints - 1)] = e;
+    f->n_endpoints++;
     nic->queues += needed;
     return e;
 }
@@ -205,7 +221,8 @@ void vnic_endpoint_close(vnic_endpoint *e) {
         next = r->next;
         pool_give(&f->records, r);
     }
-    f->endpoints[e->id] = NULL;
+    f->endpoints[e->id & (f->room_endpoints - 1)] = NULL;
+    f->n_endpoints--;
     e->nic->queues -= queues_of(e->nic, e->peers);
     free(e->table);
     free(e->remote);
@@ -272,7 +289,7 @@ uint32_t vnic_poll(struct vnic_endpoint *e, vnic_completion *completions, uint32
 void vnic_rank_dies(struct vnic_fabric *f, uint32_t rank) {
     note(f, NOTE_DEAD, rank, rank, 0, 0, 0);
     vnic_hash_mix(f, 0xdeadu ^ (uint64_t)rank << 32);
-    for (uint32_t i = 0; i < f->n_endpoints; i++) {
+    for (uint32_t i = 0; i < f->room_endpoints; i++) {
         struct vnic_endpoint *e = f->endpoints[i];
         if (!e || e->rank != rank || e->dead) continue;
         e->dead = true;
@@ -292,7 +309,7 @@ void vnic_rank_dies(struct vnic_fabric *f, uint32_t rank) {
 }
 
 void vnic_device_lost(struct vnic_fabric *f, uint32_t rank) {
-    for (uint32_t i = 0; i < f->n_endpoints; i++) {
+    for (uint32_t i = 0; i < f->room_endpoints; i++) {
         struct vnic_endpoint *e = f->endpoints[i];
         if (!e || e->rank != rank) continue;
         e->nic->lost = true;
@@ -303,7 +320,7 @@ void vnic_device_lost(struct vnic_fabric *f, uint32_t rank) {
 }
 
 void vnic_queue_error(struct vnic_fabric *f, uint32_t rank, uint32_t peer) {
-    for (uint32_t i = 0; i < f->n_endpoints; i++) {
+    for (uint32_t i = 0; i < f->room_endpoints; i++) {
         struct vnic_endpoint *e = f->endpoints[i];
         if (!e || e->rank != rank || peer >= e->peers || e->remote[peer] == VNIC_NO_ENDPOINT) continue;
         conn_error(conn_get(e, peer));

@@ -440,7 +440,7 @@ uint64_t vnic_hash(const struct vnic_fabric *f) {
 
 void vnic_fabric_close(struct vnic_fabric *f) {
     if (!f) return;
-    for (uint32_t i = 0; i < f->n_endpoints; i++)
+    for (uint32_t i = 0; i < f->room_endpoints; i++)
         if (f->endpoints[i]) vnic_endpoint_close(f->endpoints[i]);
     for (uint32_t i = 0; i < f->n_nics; i++) free(f->nics[i]);
     for (uint32_t i = 0; i < f->n_regions; i++) free(f->regions[i]);

@@ -220,10 +220,11 @@ struct vnic_fabric {
     vnic_choice *log;
     uint32_t choices, log_room;
     uint64_t made;
-    struct vnic_endpoint **endpoints; /* by id */
-    uint32_t n_endpoints, room_endpoints;
+    struct vnic_endpoint **endpoints; /* by id modulo the room, which is a power of two */
+    uint32_t n_endpoints, room_endpoints, last_endpoint;
     struct vnic_region **regions; /* by id */
     uint32_t n_regions, room_regions;
+    uint32_t n_spare, first_spare, last_spare; /* regions whose ids wait to be used again */
     struct vnic_nic **nics;
     uint32_t n_nics, room_nics;
     struct fault faults[MAX_FAULTS];

@@ -10,18 +10,28 @@
 
 #include "internal.h"
 
+#define REGIONS_SPARE 1024u /* that wait before one of them is used again */
+
 /* ---------------------------------------------------------------------------------------------------------- regions */
 
-/* The id in the low bits, and above it a number that no other registration has: a stale or cut key names nothing. */
-static uint64_t make_key(struct vnic_fabric *f, const vnic_knobs *knobs, uint32_t id) {
+/* The id in the low bits, and above it a number that no other registration of that id has had (with 32 bits, none of
+ * the last 32767): a stale or cut key names nothing. */
+static uint64_t make_key(struct vnic_fabric *f, const vnic_knobs *knobs, uint32_t id, uint64_t turn) {
     uint64_t tag = (uint64_t)id * 0x9e3779b97f4a7c15ull ^ f->config.seed * 0xd1342543de82ef95ull;
     tag ^= tag >> 31;
-    if (knobs->key_bits == 32) return (tag & 0x7fff0000u) | 0x80000000u | id;
-    return (tag << 16 | id) | 1ull << 63;
+    if (knobs->key_bits == 32) return ((tag + (turn << 16)) & 0x7fff0000u) | 0x80000000u | id;
+    return ((tag + turn) << 16 | id) | 1ull << 63;
 }
 
-vnic_region *vnic_region_add(struct vnic_fabric *f, const vnic_knobs *knobs, uint32_t rank, uint32_t tag, void *base,
-                             uint64_t bytes) {
+/* An id: one that nobody has had, or the one that was given back first once so many wait that what is late for it is
+ * long over. */
+static vnic_region *take_id(struct vnic_fabric *f) {
+    if (f->n_spare && (f->n_spare > REGIONS_SPARE || f->n_regions >= VNIC_MAX_REGIONS)) {
+        vnic_region *spare = f->regions[f->first_spare];
+        f->first_spare = spare->next_spare;
+        f->n_spare--;
+        return spare;
+    }
     if (f->n_regions >= VNIC_MAX_REGIONS) return NULL;
     if (f->n_regions + 1 >= f->room_regions) {
         const uint32_t room = f->room_regions ? 2 * f->room_regions : 64;
@@ -33,12 +43,21 @@ vnic_region *vnic_region_add(struct vnic_fabric *f, const vnic_knobs *knobs, uin
     }
     vnic_region *region = calloc(1, sizeof *region);
     if (!region) return NULL;
-    const uint32_t id = f->n_regions++;
-    f->regions[id] = region;
+    region->id = f->n_regions++;
+    f->regions[region->id] = region;
+    return region;
+}
+
+vnic_region *vnic_region_add(struct vnic_fabric *f, const vnic_knobs *knobs, uint32_t rank, uint32_t tag, void *base,
+                             uint64_t bytes) {
+    vnic_region *region = take_id(f);
+    if (!region) return NULL;
+    const uint32_t id = region->id, turn = region->turn;
     *region = (vnic_region){.base = base,
                             .bytes = bytes,
-                            .key = make_key(f, knobs, id),
+                            .key = make_key(f, knobs, id, turn),
                             .id = id,
+                            .turn = turn,
                             .rank = rank,
                             .tag = tag,
                             .by_address = knobs->addr_mode == VNIC_ADDRESS_VIRTUAL,
@@ -51,6 +70,16 @@ void vnic_region_remove(struct vnic_fabric *f, vnic_region *region) {
     for (uint32_t i = 0; i < f->n_nics; i++)
         if (f->nics[i]) posted_flush_region(f->nics[i], region);
     region->alive = false;
+}
+
+void vnic_region_forget(struct vnic_fabric *f, vnic_region *region) {
+    vnic_region_remove(f, region);
+    region->turn++;
+    if (f->n_spare++)
+        f->regions[f->last_spare]->next_spare = region->id;
+    else
+        f->first_spare = region->id;
+    f->last_spare = region->id;
 }
 
 vnic_region *vnic_region_of(const struct vnic_fabric *f, uint32_t id) {

@@ -15,7 +15,7 @@
  * Threads. A fabric is used by one thread at a time. Fabrics share nothing: there is no global state.
  *
  * Ownership. The fabric owns NICs, endpoints and regions; it ends with everything in it. Regions stay known by their id
- * after deregistration, so that a stale key is refused and not followed.
+ * after deregistration, until their owner forgets them. A stale key is refused and not followed.
  *
  * Errors. Refusals are returned at once as vnic_refusal with a text; what fails later comes as a completion.
  */
@@ -35,7 +35,7 @@ typedef struct vnic_endpoint vnic_endpoint;
 #define VNIC_MAX_SGES 4u   /* of a work request here, whatever the NIC promises */
 #define VNIC_MAX_PIECES 4u /* that a payload is placed in */
 #define VNIC_NO_ENDPOINT 0u
-#define VNIC_MAX_REGIONS 65535u /* ever registered in one fabric: an id has 16 bits */
+#define VNIC_MAX_REGIONS 65535u /* of one fabric, with id 0, which names none: an id has 16 bits */
 #define VNIC_ANY UINT32_MAX
 #define VNIC_CHOICES_KEPT (1u << 20)
 
@@ -148,13 +148,17 @@ typedef struct vnic_region {
     bool strict;     /* registered without relaxed ordering: late_overwrite does not concern it; the owner sets it */
     bool polled;     /* strict, and the library looks at it on its own; the owner sets it */
     bool alive;
+    uint32_t turn;       /* how often the id was used before */
+    uint32_t next_spare; /* forgotten: the id that is used again after this one's */
 } vnic_region;
 
-/* NULL: no memory, or VNIC_MAX_REGIONS were registered. */
+/* NULL: no memory, or no id is left. */
 vnic_region *vnic_region_add(vnic_fabric *f, const vnic_knobs *knobs, uint32_t rank, uint32_t tag, void *base,
                              uint64_t bytes);
 /* What was placed in it is made visible; nothing is written to it afterwards. */
 void vnic_region_remove(vnic_fabric *f, vnic_region *region);
+/* Removes it, if it was not, and lets its id be used again, some time later: for an owner who keeps no ids. */
+void vnic_region_forget(vnic_fabric *f, vnic_region *region);
 vnic_region *vnic_region_of(const vnic_fabric *f, uint32_t id); /* NULL: there never was one */
 
 /* -------------------------------------------------------------------------------------------------------- endpoints */

@@ -102,6 +102,12 @@ lab_ah *lab_ah_numbered(const lab_device *device, uint32_t number) {
     return ah && ah->pd->context->device == device ? ah : NULL;
 }
 
+lab_ah *lab_ah_in(const lab_pd *pd, const struct in6_addr *gid) {
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        if (ahs[i] && ahs[i]->pd == pd && !memcmp(&ahs[i]->gid, gid, sizeof *gid)) return ahs[i];
+    return NULL;
+}
+
 lab_ah *lab_ah_of_gid(const lab_device *device, const struct in6_addr *gid) {
     for (uint32_t i = 0; i < n_ahs; i++)
         if (ahs[i] && ahs[i]->pd->context->device == device && !memcmp(&ahs[i]->gid, gid, sizeof *gid)) return ahs[i];
@@ -161,6 +167,10 @@ static bool fetch_shared(lab_srq *srq, struct lab_receive *receive) {
     return fetch_from(&q->receives, q->receive, receive);
 }
 
+static uint32_t shared_receives(lab_srq *srq) {
+    return used(&((struct fake_shared *)srq->model_data)->receives);
+}
+
 static uint32_t cq_used(lab_cq *cq) {
     return used(&((struct fake_completions *)cq->model_data)->entries);
 }
@@ -185,8 +195,10 @@ static const struct lab_model fake_model = {.name = "fake",
                                             .fetch = fetch,
                                             .fetch_receive = fetch_receive,
                                             .fetch_shared_receive = fetch_shared,
+                                            .shared_receives = shared_receives,
                                             .cq_used = cq_used,
                                             .complete = complete,
+                                            .tells_rest = true,
                                             .look = look};
 
 /* ----------------------------------------------------------------------------------------------------------- objects

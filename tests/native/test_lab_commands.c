@@ -16,6 +16,7 @@
 #include <rdma/mlx5-abi.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 static lab_device *devices;
@@ -321,6 +322,17 @@ static void children_and_parents(lab_context *context) {
     plane.fail_flow = ENOMEM;
     CHECK_EQ(make_qp(context, &in, &later, NULL), ENOMEM);
     CHECK_EQ(plane.flows, 1);
+    /* As many as the NIC has, and no more; what one gives back another has. */
+    uint32_t last;
+    const uint64_t as_it_was = context->device->knobs.max_qp;
+    CHECK_EQ(context->device->queue_pairs, 1);
+    context->device->knobs.max_qp = 2;
+    CHECK_EQ(make_qp(context, &in, &last, NULL), 0);
+    CHECK_EQ(make_qp(context, &in, &later, NULL), ENOMEM);
+    CHECK_EQ(destroy_qp(context, last), 0);
+    CHECK_EQ(make_qp(context, &in, &last, NULL), 0);
+    CHECK_EQ(destroy_qp(context, last), 0);
+    context->device->knobs.max_qp = as_it_was;
     /* A shared receive queue of another protection domain. */
     in.is_srq = 1;
     in.srq_handle = 999;
@@ -346,7 +358,7 @@ static void shared_receives(lab_context *context) {
     const uint32_t pd = make_pd(context), stranger = make_pd(context);
     uint32_t cq, qp;
     CHECK_EQ(make_cq(context, 15, -1, &cq), 0);
-    struct ib_uverbs_create_srq in = {.pd_handle = pd, .max_wr = 31, .max_sge = 1, .srq_limit = 4};
+    struct ib_uverbs_create_srq in = {.pd_handle = pd, .max_wr = 31, .max_sge = 1, .srq_limit = 4 /* not looked at */};
     struct {
         struct ib_uverbs_create_srq_resp core;
         struct mlx5_ib_create_srq_resp vendor;
@@ -366,11 +378,20 @@ static void shared_receives(lab_context *context) {
     struct ib_uverbs_query_srq_resp is;
     CHECK_EQ(PLANE_CALL(context, QUERY_SRQ, &query, &is), 0);
     CHECK_EQ(is.max_wr, 31);
-    CHECK_EQ(is.srq_limit, 4);
+    CHECK_EQ(is.srq_limit, 0);
+    __atomic_store_n((uint32_t *)(void *)RECORD, htobe32(20), __ATOMIC_RELEASE); /* receives that are posted */
     struct ib_uverbs_modify_srq change = {.srq_handle = out.core.srq_handle, .attr_mask = 2, .srq_limit = 9};
     CHECK_EQ(PLANE_TELL(context, MODIFY_SRQ, &change), 0);
     CHECK_EQ(PLANE_CALL(context, QUERY_SRQ, &query, &is), 0);
     CHECK_EQ(is.srq_limit, 9);
+    /* Of more than there are it tells at once, and once. */
+    struct ib_uverbs_async_event_desc event;
+    change.srq_limit = 21;
+    CHECK_EQ(PLANE_TELL(context, MODIFY_SRQ, &change), 0);
+    CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
+    CHECK_EQ(event.event_type, LAB_EVENT_SRQ_LIMIT);
+    CHECK_EQ(PLANE_CALL(context, QUERY_SRQ, &query, &is), 0);
+    CHECK_EQ(is.srq_limit, 0);
     change.srq_limit = 32;
     CHECK_EQ(PLANE_TELL(context, MODIFY_SRQ, &change), EINVAL);
     change.attr_mask = 1;
@@ -393,7 +414,6 @@ static void shared_receives(lab_context *context) {
     pthread_mutex_lock(&lab_lock);
     lab_async_event(context, LAB_EVENT_SRQ_LIMIT, 0);
     pthread_mutex_unlock(&lab_lock);
-    struct ib_uverbs_async_event_desc event;
     CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
     CHECK_EQ(event.event_type, LAB_EVENT_SRQ_LIMIT);
     /* One that nobody reads goes with it; one of the device stays. */
@@ -402,7 +422,7 @@ static void shared_receives(lab_context *context) {
     lab_async_event(context, LAB_EVENT_DEVICE_FATAL, 0);
     pthread_mutex_unlock(&lab_lock);
     CHECK_EQ(PLANE_CALL(context, DESTROY_SRQ, &end, &counts), 0);
-    CHECK_EQ(counts.events_reported, 1);
+    CHECK_EQ(counts.events_reported, 2);
     CHECK_EQ(read(context->async_read, &event, sizeof event), sizeof event);
     CHECK_EQ(event.event_type, LAB_EVENT_DEVICE_FATAL);
     struct ib_uverbs_destroy_cq_resp cq_counts;
@@ -564,6 +584,39 @@ static void channels(lab_context *context) {
     lab_cq_notify(lab_find_cq(context, later), true);
     CHECK_EQ(make_cq(context, 15, fd, &handle), EINVAL);
     CHECK_EQ(destroy_cq(context, later, &counts), 0);
+    /* A channel that the program has closed costs no descriptor any more when the next is made; one that a queue names
+     * stays. */
+    int its = -1, named;
+    for (uint32_t i = 0; i < 100; i++) {
+        CHECK_EQ(PLANE_CALL(context, CREATE_COMP_CHANNEL, &in, &out), 0);
+        named = lab_channel_of_fd(context, (int)out.fd)->write;
+        CHECK(!i || named == its, "channel %u has another descriptor than the last", i);
+        its = named;
+        if (i == 99) CHECK_EQ(make_cq(context, 15, (int)out.fd, &handle), 0);
+        close((int)out.fd);
+    }
+    CHECK_EQ(PLANE_CALL(context, CREATE_COMP_CHANNEL, &in, &out), 0);
+    CHECK(lab_channel_of_fd(context, (int)out.fd)->write != named, "a queue's channel is gone");
+    close((int)out.fd);
+    CHECK_EQ(destroy_cq(context, handle, &counts), 0);
+    CHECK_EQ(PLANE_CALL(context, CREATE_COMP_CHANNEL, &in, &out), 0);
+    CHECK_EQ(lab_channel_of_fd(context, (int)out.fd)->write, named);
+    close((int)out.fd);
+    /* The number of the events' descriptor is another pipe's by now: what is in there is nobody's of ours. */
+    int other[2], waiting = 0;
+    char text[64] = "what another part of the program has written";
+    struct ib_uverbs_async_event_desc event_of;
+    const int kept = dup(context->async_read);
+    CHECK(kept >= 0 && !pipe(other) && write(other[1], text, sizeof text) == sizeof text, "pipe");
+    CHECK_EQ(dup2(other[0], context->async_read), context->async_read);
+    CHECK_EQ(make_cq(context, 15, -1, &handle), 0);
+    lab_async_event(context, LAB_EVENT_CQ_ERR, 77);
+    CHECK_EQ(destroy_cq(context, handle, &counts), 0);
+    CHECK_EQ(counts.async_events_reported, 1);
+    CHECK(!ioctl(other[0], FIONREAD, &waiting) && waiting == sizeof text, "%d bytes are left", waiting);
+    CHECK_EQ(dup2(kept, context->async_read), context->async_read);
+    CHECK_EQ(read(kept, &event_of, sizeof event_of), sizeof event_of);
+    CHECK(!close(kept) && !close(other[0]) && !close(other[1]), "close");
 }
 
 /* --------------------------------------------------------------------------------------------------------- attributes

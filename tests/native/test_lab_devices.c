@@ -47,6 +47,9 @@ int main(int argc, char **argv) {
     refused("nic=connectx,fabric=", "letters");
     refused("nic=connectx,max_sgee=3", "max_sge");
     refused("nic=connectx,max_sge", "key=value");
+    /* Limits that a NIC could not keep. */
+    refused("nic=connectx,max_batch=8", "max_batch=8");
+    refused("nic=efa,max_batch=8", "doorbells of nic=efa are memory");
     refused("nic=connectx,count", "key=value");
     test_rng rng = test_rng_at(0);
     static const char *const words[] = {"nic=", "connectx", "count=", ",",     ";",      "=",

@@ -329,6 +329,7 @@ static void shared_receives(void) {
     }
     shared.doorbell[0] = htobe32(sizeof order);
     for (uint32_t i = 0; i < sizeof order; i++) {
+        CHECK_EQ(lab_mlx5.shared_receives(&srq), sizeof order - i);
         CHECK(lab_mlx5.fetch_shared_receive(&srq, &r), "receive %u is not seen", i);
         CHECK_EQ(r.cookie, order[i]);
         CHECK_EQ(r.sges, 1);

@@ -6,6 +6,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "lab/nic.h"
 #include "lab_sides.h"
 
 static struct side a, b;
@@ -26,6 +27,13 @@ static void again(void) {
     b.qp = fake_qp(b.pd, LAB_RC, b.sends, b.receives, NULL);
     fake_connect(a.qp, b.qp->number);
     fake_connect(b.qp, a.qp->number);
+}
+
+static uint32_t ghosts(void) {
+    lab_enter();
+    const uint32_t n = lab_ghosts();
+    lab_leave();
+    return n;
 }
 
 static uint64_t word(const struct side *s, uint64_t at) {
@@ -161,6 +169,31 @@ static void case_messages(void) {
     CHECK(fake_post(one, &w), "room");
     d = side_wait(b.receives);
     CHECK(d.cookie == 99 && d.qp == other, "cookie %u", d.cookie);
+    CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    /* Fewer than its limit are left: an event, and one. */
+    for (uint32_t i = 0; i < 4; i++) CHECK(fake_post_shared(srq, &shared), "room");
+    lab_enter();
+    srq->limit = 3;
+    lab_leave();
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_EQ(fake_events(LAB_EVENT_SRQ_LIMIT), i > 1); /* it comes before the receive's completion */
+        CHECK(fake_post(one, &w), "room");
+        CHECK_EQ(side_wait(b.receives).cookie, 99);
+        CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    }
+    CHECK_EQ(fake_events(LAB_EVENT_SRQ_LIMIT), 1);
+    /* A message waits for a receive. The queue pair ends, and says when it takes no more: one that is posted then is
+     * another one's. */
+    CHECK(fake_post(one, &w) && fake_post(one, &w), "room");
+    CHECK_EQ(side_wait(b.receives).cookie, 99);
+    CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    CHECK_EQ(fake_events(LAB_EVENT_QP_LAST_WQE), 0);
+    fake_qp_state(other, LAB_ERR);
+    while (!fake_events(LAB_EVENT_QP_LAST_WQE)) sched_yield();
+    CHECK(fake_post_shared(srq, &shared), "room");
+    CHECK_EQ(side_wait(a.sends).status, VNIC_RETRY_EXCEEDED);
+    CHECK(!fake_poll(b.receives, &d), "a receive was taken after the last one");
+    CHECK_EQ(fake_events(LAB_EVENT_QP_LAST_WQE), 1);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- errors
@@ -290,11 +323,17 @@ static void case_provider_flushes(void) {
     for (uint32_t i = 0; i < 3; i++) CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
     CHECK_EQ(side_wait(a.sends).status, VNIC_REMOTE_ACCESS);
     CHECK_EQ(fake_qp_state_now(a.qp), LAB_ERR);
-    /* The rest is the library's; the NIC has said all that it says. A pair of its own shows that it goes on. */
+    /* The rest is the library's: it is told so for each queue, at both ends, and once. A pair of its own shows that the
+     * NIC goes on. */
+    lab_cq *const told[] = {a.sends, a.receives, b.sends, b.receives};
+    struct lab_done d;
+    for (uint32_t i = 0; i < 4; i++) {
+        d = side_wait(told[i]);
+        CHECK(d.rest && d.status == VNIC_FLUSHED && d.receive == i % 2 && d.qp == (i < 2 ? a : b).qp, "queue %u", i);
+    }
     again();
     CHECK_EQ(side_do(&a, &(struct lab_work){.opcode = LAB_NOTHING, .signalled = true, .cookie = 5}).cookie, 5);
-    struct lab_done d;
-    CHECK(!fake_poll(a.sends, &d), "status %d", d.status);
+    for (uint32_t i = 0; i < 4; i++) CHECK(!fake_poll(told[i], &d), "queue %u: status %d", i, d.status);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- EFA
@@ -373,6 +412,56 @@ static void case_efa(void) {
         last = d.cookie;
     }
     CHECK(turned, "256 completions came in posting order");
+    fake_qp_state(b.qp, LAB_ERR);
+    CHECK_EQ(side_do(&a, &w).status, VNIC_REMOTE_INVALID);
+}
+
+/* Bytes wait in the NIC for a while: those of an immediate's own write are in memory before it is told of. */
+static void case_immediates_show_their_bytes(void) {
+    two("pollara", "visible_delay=2000000");
+    test_rng rng = test_rng_at(2);
+    for (uint32_t i = 0; i < 20; i++) {
+        fill(&a, 0, 256, &rng);
+        side_receive(&b, i, 0, 0);
+        struct lab_work w = side_work(&a, LAB_WRITE_IMM, 0, 256, &b, 1024);
+        w.immediate = i;
+        CHECK(fake_post(a.qp, &w), "a full ring");
+        CHECK_EQ(side_wait(b.receives).immediate, i);
+        CHECK(!memcmp(a.memory, b.memory + 1024, 256), "immediate %u came before its bytes", i);
+        CHECK_EQ(side_wait(a.sends).status, VNIC_OK);
+    }
+}
+
+/* What stands for the queue pairs of others goes when it stands for nothing any more, whoever ends first. */
+static void case_nothing_is_kept(void) {
+    lab_device *device = fake_device(side_fabric("kept"), "efa3", "");
+    a = side_new(device, LAB_SRD);
+    b = side_new(device, LAB_SRD);
+    fake_connect(a.qp, 0);
+    fake_connect(b.qp, 0);
+    struct lab_work w = side_work(&a, LAB_WRITE, 0, 64, &b, 0);
+    w.ah = fake_ah(a.pd, &device->gid[0])->number;
+    for (uint32_t i = 0; i < 300; i++) {
+        struct lab_work nowhere = w;
+        nowhere.dest_qpn += 100 + i;
+        CHECK_EQ(side_do(&a, &nowhere).status, VNIC_REMOTE_INVALID);
+    }
+    while (ghosts()) sched_yield();
+    for (uint32_t i = 0; i < 20; i++) {
+        CHECK_EQ(side_do(&a, &w).status, VNIC_OK);
+        CHECK_EQ(ghosts(), 1); /* connected: the next one finds it */
+        if (i % 2) {
+            fake_qp_end(b.qp);
+            b.qp = fake_qp(b.pd, LAB_SRD, b.sends, b.receives, NULL);
+            fake_connect(b.qp, 0);
+            w.dest_qpn = b.qp->number;
+        } else {
+            fake_qp_end(a.qp);
+            a.qp = fake_qp(a.pd, LAB_SRD, a.sends, a.receives, NULL);
+            fake_connect(a.qp, 0);
+        }
+        while (ghosts()) sched_yield();
+    }
 }
 
 static void case_datagrams(void) {
@@ -401,6 +490,20 @@ static void case_datagrams(void) {
     CHECK(d.bytes == 48 && d.cookie == 1 && !memcmp(b.memory + 40, "datagram", 8), "%u bytes", d.bytes);
     w.sge[0].length = 8192;
     CHECK_EQ(side_do(&a, &w).status, VNIC_LOCAL_LENGTH);
+}
+
+/* A program may register for each transfer. */
+static void case_regions_again(void) {
+    two("connectx", "");
+    lab_mr mr = *a.mr;
+    lab_enter();
+    for (uint32_t i = 0; i < VNIC_MAX_REGIONS + 1000; i++) {
+        CHECK_EQ(lab_region_add(&mr), 0);
+        lab_region_remove(&mr);
+    }
+    lab_leave();
+    const struct lab_work w = side_work(&a, LAB_WRITE, 0, 8, &b, 64);
+    CHECK_EQ(side_do(&a, &w).status, VNIC_OK);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- chance
@@ -518,7 +621,10 @@ int main(int argc, char **argv) {
     side_case("overrun", case_overrun);
     side_case("provider flushes", case_provider_flushes);
     side_case("efa", case_efa);
+    side_case("immediates show their bytes", case_immediates_show_their_bytes);
+    side_case("nothing is kept", case_nothing_is_kept);
     side_case("datagrams", case_datagrams);
+    side_case("regions again", case_regions_again);
     side_case("mixture connectx", case_mixture_connectx);
     side_case("mixture connectx-ro", case_mixture_relaxed);
     side_case("mixture thor2", case_mixture_thor);

@@ -9,13 +9,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/netlink.h>
 #include <pthread.h>
 #include <rdma/ib_user_verbs.h>
 #include <rdma/mlx5-abi.h>
+#include <rdma/rdma_netlink.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <stdbool.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -82,8 +86,8 @@ static void a_device(void) {
     uint32_t pd;
     CHECK(!stat(DEVICE, &about) && S_ISCHR(about.st_mode) && about.st_rdev == makedev(231, 192), "stat");
     CHECK(!stat("/dev/infiniband/uverbs1", &about) && about.st_rdev == makedev(231, 193), "the second one");
-    CHECK_FAILS(stat("/dev/infiniband/uverbs2", &about), ENOENT);
-    CHECK_FAILS(open("/dev/infiniband/uverbs2", O_RDWR), ENOENT);
+    CHECK_FAILS(stat("/dev/infiniband/uverbs3", &about), ENOENT);
+    CHECK_FAILS(open("/dev/infiniband/uverbs3", O_RDWR), ENOENT);
     CHECK_FAILS(open("/dev/infiniband/uverbs0x", O_RDWR), ENOENT);
     CHECK_EQ(access(DEVICE, R_OK | W_OK), 0);
     const int fd = open_device(&async);
@@ -151,6 +155,22 @@ static int in_child(int fd) {
     return 0;
 }
 
+/* It closes all that it has, as daemons do, without the C library's close(); the numbers are those of other files then,
+ * some of them the lab's own. */
+static int in_daemon(const int *fds) {
+    int async, none, file;
+    uint32_t pd;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it may wait for itself, with signals blocked */
+    for (uint32_t i = 0; i < 3; i++) syscall(SYS_close, fds[i]);
+    const int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
+    if (fd != fds[0] || get_context(fd, &async) || async != fds[1]) return 1;
+    if (alloc_pd(fd, &pd) || dealloc_pd(fd, pd)) return 2;
+    file = memfd_create("file", MFD_CLOEXEC);
+    if (file != fds[2] || write(file, "text", 4) != 4) return 3;
+    if ((none = dup(file)) < 0 || write(none, "text", 4) != 4 || close(none) || close(file)) return 4;
+    return close(fd) || close(async) ? 5 : 0;
+}
+
 static void children(char **argv) {
     int async, status;
     uint32_t pd;
@@ -158,6 +178,12 @@ static void children(char **argv) {
     pid_t child = fork();
     if (!child) _exit(in_child(fd));
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status), "fork: 0x%x", status);
+    const int fds[3] = {fd, open(DEVICE, O_RDWR | O_CLOEXEC), open(DEVICE, O_RDWR | O_CLOEXEC)};
+    CHECK(fds[1] >= 0 && fds[2] >= 0, "open");
+    child = fork();
+    if (!child) _exit(in_daemon(fds));
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status), "daemon: 0x%x", status);
+    CHECK(!close(fds[1]) && !close(fds[2]), "close");
     CHECK_EQ(alloc_pd(fd, &pd), 0);
     /* A child that has our memory closes it: its own descriptor, nothing of ours. */
     child = vfork();
@@ -175,6 +201,109 @@ static void children(char **argv) {
     CHECK(waitpid(child, &status, 0) == child && !status, "exec: 0x%x", status);
     CHECK_EQ(close(fd), 0);
     close(async);
+}
+
+/* A doorbell that is taken store by store, wherever it is rung: a store where SIGSEGV is blocked would end the process.
+ */
+static volatile uint64_t *doorbell;
+static const uint64_t nobodys = 4ull << 60 | 12345ull << 32; /* entries of a queue that there is not */
+
+static bool faults_are_blocked(void) {
+    sigset_t now;
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, NULL, &now), 0);
+    return sigismember(&now, SIGSEGV);
+}
+
+static void in_handler(int number) {
+    (void)number;
+    *doorbell = nobodys;
+}
+
+static void *quiet(void *none) {
+    sigset_t all;
+    sigfillset(&all);
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, &all, NULL), 0);
+    CHECK(!faults_are_blocked(), "pthread_sigmask");
+    *doorbell = nobodys;
+    return none;
+}
+
+static void doorbells(char **argv) {
+    int async, status;
+    sigset_t all, before;
+    pthread_t thread;
+    const int fd = open("/dev/infiniband/uverbs2", O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0 && !get_context(fd, &async), "a Thor");
+    doorbell = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_WRITE, MAP_SHARED, fd, 0x10000);
+    CHECK(doorbell != MAP_FAILED, "its doorbell: %s", strerror(errno));
+    CHECK_EQ(pthread_create(&thread, NULL, quiet, NULL), 0);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    sigfillset(&all);
+    CHECK(!sigprocmask(SIG_SETMASK, &all, &before) && !faults_are_blocked(), "sigprocmask");
+    *doorbell = nobodys;
+    CHECK_EQ(sigprocmask(SIG_SETMASK, &before, NULL), 0);
+    struct sigaction action = {.sa_handler = in_handler, .sa_mask = all}, old;
+    CHECK(!sigaction(SIGUSR1, &action, &old) && !raise(SIGUSR1), "a handler that blocks all");
+    CHECK_EQ(sigaction(SIGUSR1, &old, &action), 0);
+    CHECK(action.sa_handler == in_handler && sigismember(&action.sa_mask, SIGUSR2), "what was set is read");
+    /* A program that is started so. */
+    const pid_t child = fork();
+    if (!child) {
+        syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, NULL, 8);
+        execl(argv[0], argv[0], "quiet", NULL);
+        _exit(9);
+    }
+    CHECK(waitpid(child, &status, 0) == child && !status, "exec: 0x%x", status);
+    CHECK(!close(fd) && !close(async), "close");
+    munmap((void *)(uintptr_t)doorbell, (size_t)sysconf(_SC_PAGESIZE));
+}
+
+/* ---------------------------------------------------------------------------------------------------------- netlink */
+
+static bool answers(int fd) {
+    struct nlmsghdr ask = {.nlmsg_len = sizeof ask,
+                           .nlmsg_type = RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET),
+                           .nlmsg_flags = NLM_F_REQUEST},
+                    told;
+    return send(fd, &ask, sizeof ask, 0) == sizeof ask && recv(fd, &told, sizeof told, MSG_DONTWAIT) == sizeof told;
+}
+
+static _Atomic bool enough;
+
+static void *again_and_again(void *none) {
+    while (!enough) {
+        const int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_RDMA);
+        CHECK(fd >= 0 && answers(fd) && !close(fd), "netlink: %s", strerror(errno));
+    }
+    return none;
+}
+
+static void netlink(void) {
+    int status;
+    pthread_t thread;
+    const int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_RDMA);
+    CHECK(fd >= 0 && answers(fd), "netlink: %s", strerror(errno));
+    /* A child that has our memory closes its own. */
+    pid_t child = vfork();
+    if (!child) {
+        close(fd);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && !status, "vfork: 0x%x", status);
+    CHECK(answers(fd), "a vfork() child has closed it");
+    /* A child of fork(), beside a thread that may be in the middle of something, has one of its own. */
+    CHECK_EQ(pthread_create(&thread, NULL, again_and_again, NULL), 0);
+    for (uint32_t i = 0; i < 20; i++) {
+        child = fork();
+        if (!child) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* it may wait for ever */
+            _exit(!answers(fd) || close(fd));
+        }
+        CHECK(waitpid(child, &status, 0) == child && !status, "fork: 0x%x", status);
+    }
+    enough = true;
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK(answers(fd) && !close(fd), "the parent's own");
 }
 
 static void others(void) {
@@ -238,7 +367,7 @@ static void threads(void) {
 
 int main(int argc, char **argv) {
     if (!getenv("UCCL_EP_LAB")) {
-        setenv("UCCL_EP_LAB", "nic=connectx,count=2,fabric=test-lab-preload", 1);
+        setenv("UCCL_EP_LAB", "nic=connectx,count=2,fabric=test-lab-preload;nic=thor", 1);
         execv("/proc/self/exe", argv);
         perror("exec");
         return 1;
@@ -248,11 +377,14 @@ int main(int argc, char **argv) {
         const int fd = open(DEVICE, O_RDWR);
         return fd < 0 || get_context(fd, &async);
     }
+    if (argc > 1 && !strcmp(argv[1], "quiet")) return faults_are_blocked();
     test_begin(argc, argv, 120);
     others();
     a_device();
     copies();
     children(argv);
+    doorbells(argv);
+    netlink();
     threads();
     return test_end();
 }

@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <stdbool.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -244,6 +245,40 @@ static void test_limits(void) {
     close_two(&a, &b);
 }
 
+/* Without a descriptor nobody is let in, which is said once and wakes nobody; with one again, who waits is. */
+static void test_no_descriptor(void) {
+    struct end a, b;
+    struct wire_link *link;
+    struct rlimit before, none;
+    struct pollfd fds[8];
+    open_two(&a, &b);
+    CHECK(!getrlimit(RLIMIT_NOFILE, &before), "getrlimit");
+    none = before;
+    none.rlim_cur = (rlim_t)dup(STDERR_FILENO);
+    close((int)none.rlim_cur);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
+    wire_turn(b.wire);
+    CHECK(!*b.said && wire_waits(b.wire, fds) == 1, "nobody wants in: %s", b.said);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &before), "setrlimit");
+    CHECK_EQ(wire_reach(a.wire, 1, &link), 0);
+    none.rlim_cur++; /* the link has taken one */
+    CHECK(!setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
+    wire_turn(b.wire);
+    CHECK(strstr(b.said, "ulimit -n"), "%s", b.said);
+    CHECK_EQ(wire_waits(b.wire, fds), 0);
+    b.said[0] = 0;
+    wire_turn(b.wire);
+    CHECK(!*b.said && wire_waits(b.wire, fds) == 0, "%s", b.said);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &before), "setrlimit");
+    CHECK(wire_send(link, &(struct iovec){big, 9}, 1), "sent");
+    while (!b.frames) {
+        wire_turn(a.wire);
+        wire_turn(b.wire);
+    }
+    CHECK_EQ(wire_waits(b.wire, fds), 2);
+    close_two(&a, &b);
+}
+
 static void test_death(void) {
     const pid_t parent = getpid();
     int ready[2];
@@ -294,6 +329,7 @@ int main(int argc, char **argv) {
     test_to_oneself();
     test_garbage();
     test_limits();
+    test_no_descriptor();
     test_death();
     return test_end();
 }

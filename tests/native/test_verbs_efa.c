@@ -138,6 +138,24 @@ static void regions(void) {
     check_nothing_left();
 }
 
+/* Immediates that take no receives are not bounded by how many the NIC holds. */
+static void receives_that_nobody_takes(void) {
+    const uccl_ep_endpoint_config config = {
+        .size = sizeof(config), .peers = 32, .inflight_peer = 16, .inflight = 32, .receives_peer = 8};
+    for (unsigned generation = 2; generation < 4; generation++) {
+        fake_machine(generation == 2 ? "efa0,gen=2,max_rq_wr=64" : "efa0,gen=3,max_rq_wr=64");
+        node n;
+        node_open(&n, 0, tested, "efa0", "");
+        if (generation == 3)
+            WORKS(n.table->endpoint_open(n.device, &config, &n.endpoint));
+        else
+            REFUSED(n.table->endpoint_open(n.device, &config, &n.endpoint), UCCL_EP_E_CAPABILITY,
+                    "256 immediates|64 receives|fewer max_inflight, or ranks");
+        node_close(&n);
+        check_nothing_left();
+    }
+}
+
 /* All processes of a NIC share its queue pairs. */
 static void queue_pairs_run_out(void) {
     fake_machine("efa0,max_qp=2");
@@ -200,6 +218,85 @@ static void senders_are_told_apart(void) {
         for (uint32_t i = 0; i < 3; i++) node_close(&n[i]);
         check_nothing_left();
     }
+}
+
+/* An immediate of a queue pair that is no peer's, on a NIC that a peer is on, too: it is left out, and said so once;
+ * the receive that it took is there again, or the endpoint says that it is not. */
+static void strangers_are_told(void) {
+    fake_machine("efa0;efa1");
+    const char *const devices[3] = {"efa0", "efa1", "efa1"};
+    node n[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        open_node(&n[i], i, devices[i], "unsolicited=0");
+        const uccl_ep_endpoint_config config = {
+            .size = sizeof(config), .rank = i, .peers = 3, .inflight_peer = 16, .inflight = 32, .receives_peer = 8};
+        WORKS(n[i].table->endpoint_open(n[i].device, &config, &n[i].endpoint));
+    }
+    nodes_join(&n[0], &n[1]);
+    nodes_join(&n[0], &n[2]);
+    WORKS(node_disconnect(&n[0], 2));
+    const uint32_t receives = FAKE(fake_ibverbs_receives)(number_of(&n[0]));
+    uccl_ep_completion c;
+    for (uint32_t i = 0; i < 2; i++) {
+        logged[0] = 0;
+        node_immediate(&n[2], 0, 5);
+        CHECK(!next(&n[0], &c, 100), "an immediate of nobody's: %#" PRIx64, c.cookie);
+        CHECK(!i == !!strstr(logged, "no peer of endpoint 0"), "%u: %s", i, logged);
+        CHECK_EQ(FAKE(fake_ibverbs_receives)(number_of(&n[0])), receives);
+    }
+    node_immediate(&n[1], 0, 7);
+    CHECK(next(&n[0], &c, 1000) && c.peer == 1 && c.cookie == 7, "the peer's own");
+    FAKE(fake_ibverbs_fail)("post_recv", 1, ENOMEM);
+    node_immediate(&n[2], 0, 5);
+    int32_t got = 0;
+    for (uint32_t i = 0; i < 100 && got >= 0; i++) got = n[0].table->poll(n[0].endpoint, &c, 1);
+    CHECK(got == UCCL_EP_E_NIC && strstr(said, "could not be posted again"), "%d: %s", got, said);
+    for (uint32_t i = 0; i < 3; i++) node_close(&n[i]);
+    check_nothing_left();
+}
+
+/* Peers on one NIC, and endpoints of one device, have one handle: it goes with the last that uses it. */
+static void one_handle_for_a_nic(void) {
+    fake_machine("efa0;efa1");
+    node n[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        open_node(&n[i], i, i ? "efa1" : "efa0", "");
+        const uccl_ep_endpoint_config config = {
+            .size = sizeof(config), .rank = i, .peers = 3, .inflight_peer = 16, .inflight = 32, .receives_peer = 8};
+        WORKS(n[i].table->endpoint_open(n[i].device, &config, &n[i].endpoint));
+    }
+    for (uint32_t i = 1; i < 3; i++) nodes_join(&n[0], &n[i]);
+    CHECK_EQ(fake_stats().handles, 3); /* one of each device */
+    const uccl_ep_endpoint_config config = {.size = sizeof(config),
+                                            .rank = 0,
+                                            .peers = 3,
+                                            .index = 1,
+                                            .inflight_peer = 16,
+                                            .inflight = 32,
+                                            .receives_peer = 8};
+    node second = n[0];
+    WORKS(n[0].table->endpoint_open(n[0].device, &config, &second.endpoint));
+    node other = n[1];
+    uccl_ep_endpoint_config of_other = config;
+    of_other.rank = 1;
+    WORKS(n[1].table->endpoint_open(n[1].device, &of_other, &other.endpoint));
+    node_connect(&other, &second);
+    node_connect(&second, &other);
+    CHECK_EQ(fake_stats().handles, 3);
+    /* One lets go; the others go on. */
+    WORKS(node_disconnect(&n[0], 1));
+    uccl_ep_completion c;
+    node_immediate(&n[0], 2, 0x71);
+    CHECK(next(&n[2], &c, 1000) && c.cookie == 0x71, "no immediate");
+    node_immediate(&second, 1, 0x72);
+    CHECK(next(&other, &c, 1000) && c.cookie == 0x72, "no immediate");
+    WORKS(node_disconnect(&n[0], 2));
+    CHECK_EQ(fake_stats().handles, 3);
+    n[0].table->endpoint_close(second.endpoint);
+    CHECK_EQ(fake_stats().handles, 2);
+    n[1].table->endpoint_close(other.endpoint);
+    for (uint32_t i = 0; i < 3; i++) node_close(&n[i]);
+    check_nothing_left();
 }
 
 /* ------------------------------------------------------------------------------------------------------- operations */
@@ -476,9 +573,12 @@ int main(int argc, char **argv) {
     test_begin(argc, argv, 60);
     devices_and_libraries();
     regions();
+    receives_that_nobody_takes();
     queue_pairs_run_out();
     target_knows_initiator();
     senders_are_told_apart();
+    strangers_are_told();
+    one_handle_for_a_nic();
     any_order();
     errors_of_one_operation();
     queue_is_not_overfilled();

@@ -248,6 +248,28 @@ static void one_endpoint_ends(void) {
     }
 }
 
+/* A poll that fails is the end of an endpoint, but with a library that is known to fail without a reason; and with
+ * that, too, if it goes on. */
+static void polls_that_fail(void) {
+    static const char *const ionic[2] = {"ionic_0", "ionic_1"};
+    pair t;
+    uccl_ep_completion c;
+    open_pair(&t, "connectx", "mlx5_0;mlx5_1", mlx5, "", 16, 32, 8);
+    FAKE(fake_ibverbs_fail_polls)(1);
+    REFUSED(t.a.table->poll(t.a.endpoint, &c, 1), UCCL_EP_E_NIC, "mlx5_0|completion queue cannot be read (-5)");
+    close_pair(&t);
+
+    open_pair(&t, "pollara", "ionic_0;ionic_1", ionic, "", 16, 32, 8);
+    for (uint32_t round = 0; round < 3; round++) { /* each counts anew */
+        FAKE(fake_ibverbs_fail_polls)(40);
+        CHECK_EQ(node_write(&t.a, 1, 0, 0, 64).status, UCCL_EP_OK);
+    }
+    FAKE(fake_ibverbs_fail_polls)(65);
+    for (uint32_t i = 0; i < 64; i++) CHECK_EQ(t.a.table->poll(t.a.endpoint, &c, 1), 0);
+    REFUSED(t.a.table->poll(t.a.endpoint, &c, 1), UCCL_EP_E_NIC, "ionic_0|completion queue cannot be read (-5)");
+    close_pair(&t);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 60);
     inline_is_given_up();
@@ -257,5 +279,6 @@ int main(int argc, char **argv) {
     failure_is_told_again();
     no_reads();
     one_endpoint_ends();
+    polls_that_fail();
     return test_end();
 }

@@ -4,6 +4,7 @@
  * every fault strikes.
  */
 #include "nic_bench.h"
+#include "virtual_nic/internal.h"
 
 /* ------------------------------------------------------------------------------------------------------------- errors
  */
@@ -371,6 +372,92 @@ static void test_faults(void) {
     close_bench();
 }
 
+/* -------------------------------------------------------------------------------------------------------------- ids */
+
+/* Who registers and gives back, again and again, never runs out, and no key of before opens what has its id now. */
+static void test_region_ids(void) {
+    static const char *const profiles[] = {"efa", "cxi"}; /* keys of 32 and of 64 bits */
+    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++) {
+        open_bench(profiles[i], "completion_level=delivery", test_seed_value);
+        const uint64_t kept = b.side[1].region->key;
+        static uint64_t last[VNIC_MAX_REGIONS];
+        static char memory[64];
+        memset(last, 0, sizeof last);
+        uint32_t again = 0, turned = 0;
+        for (uint32_t n = 0; n < 100000; n++) {
+            vnic_region *r = vnic_region_add(b.fabric, &b.knobs, 1, 0, memory, sizeof memory);
+            CHECK(r && r->id < VNIC_MAX_REGIONS && r->key != last[r->id], "registration %u", n);
+            again += last[r->id] != 0;
+            /* Among the last thousand keys none has its id. */
+            turned += last[r->id] && vnic_region_of(b.fabric, r->id) == r;
+            last[r->id] = r->key;
+            vnic_region_forget(b.fabric, r);
+        }
+        CHECK(again > 90000 && turned == again, "%u of 100000 had an id of before", again);
+        CHECK(b.fabric->n_regions < 2000, "%u regions are kept", b.fabric->n_regions);
+        CHECK(b.side[1].region->alive && b.side[1].region->key == kept, "a region that was kept");
+        /* All that there are at once; then one of them again. */
+        vnic_region *one = NULL;
+        uint32_t n = RANKS + 1; /* and the id of none */
+        for (vnic_region *r; (r = vnic_region_add(b.fabric, &b.knobs, 1, 0, memory, sizeof memory)); n++) one = r;
+        CHECK_EQ(n, VNIC_MAX_REGIONS);
+        vnic_work w = make_write(0, 1, 0, 0, 8);
+        w.remote_key = one->key;
+        w.remote_address = one->by_address ? (uintptr_t)memory : 0;
+        const uint32_t id = one->id;
+        vnic_region_forget(b.fabric, one);
+        one = vnic_region_add(b.fabric, &b.knobs, 1, 0, memory, sizeof memory);
+        CHECK(one && one->id == id, "the only id that is free");
+        CHECK_EQ(status_of_one(w), VNIC_REMOTE_ACCESS);
+        w.remote_key = one->key;
+        b.n_done = 0;
+        CHECK_EQ(status_of_one(w), VNIC_OK);
+        close_bench();
+    }
+}
+
+/* Endpoints come and go, and one that is told of an old number finds nobody. */
+static void test_endpoint_ids(void) {
+    open_bench("connectx", "dead_peer=timeout,retry_ns=1000000", test_seed_value);
+    char text[256];
+    const vnic_endpoint_config config = {.rank = 1, .self = 1, .peers = RANKS, .cq_entries = 16};
+    const uint32_t first = vnic_endpoint_id(endpoint(2));
+    uint32_t before = first, gone = 0;
+    for (uint32_t n = 0; n < 10000; n++) {
+        vnic_endpoint *e = vnic_endpoint_open(b.side[1].nic[0], &config, text);
+        CHECK(e, "%s", text);
+        CHECK(vnic_endpoint_id(e) > before && vnic_endpoint_exists(b.fabric, vnic_endpoint_id(e)), "endpoint %u", n);
+        before = vnic_endpoint_id(e);
+        if (n == 5) gone = before;
+        vnic_endpoint_close(e);
+        CHECK(!vnic_endpoint_exists(b.fabric, before), "it is closed");
+    }
+    CHECK_EQ(b.fabric->room_endpoints, 64);
+    for (uint32_t r = 0; r < RANKS; r++)
+        CHECK(vnic_endpoint_exists(b.fabric, vnic_endpoint_id(endpoint(r))), "those that stayed");
+    /* One that has the old one's place, and is connected back, is not who was meant. */
+    vnic_endpoint *other = NULL;
+    do other = vnic_endpoint_open(b.side[1].nic[0], &config, text);
+    while (other && (vnic_endpoint_id(other) & 63) != (gone & 63));
+    CHECK(other, "%s", text);
+    vnic_connect(other, 0, vnic_endpoint_id(endpoint(0)));
+    vnic_connect(endpoint(0), 1, gone);
+    fill(0, 0, 64, 1);
+    CHECK_EQ(status_of_one(make_write(0, 1, 0, 1024, 64)), VNIC_RETRY_EXCEEDED);
+    CHECK_EQ(count(1, 0, BYTES, 0), BYTES);
+    close_bench();
+    /* Many at once. */
+    open_bench("connectx", "max_qp=0", test_seed_value);
+    static uint32_t id[1000];
+    for (uint32_t n = 0; n < 1000; n++) {
+        const vnic_endpoint *e = vnic_endpoint_open(b.side[1].nic[0], &config, text);
+        CHECK(e, "%s", text);
+        id[n] = vnic_endpoint_id(e);
+    }
+    for (uint32_t n = 0; n < 1000; n++) CHECK(vnic_endpoint_exists(b.fabric, id[n]), "endpoint %u", n);
+    close_bench();
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv, 300);
     test_bounds();
@@ -381,5 +468,7 @@ int main(int argc, char **argv) {
     test_doorbells();
     test_deaths();
     test_faults();
+    test_region_ids();
+    test_endpoint_ids();
     return test_end();
 }

@@ -58,7 +58,9 @@ def built_in() -> list[str]:
         return []
 
 
-@pytest.mark.parametrize(("nic", "which"), [*((nic, "root") for nic in built_in()), ("connectx", "machine")])
+@pytest.mark.parametrize(
+    ("nic", "which"), [*((nic, "root") for nic in built_in()), ("connectx", "machine"), ("thor", "machine")]
+)
 def test_a_library_sees_its_nics(libraries: root.Libraries, nic: str, which: str) -> None:
     lab = lab_of(nic, "auto" if which == "root" else which, count=2)
     done = run(lab, "ibv_devinfo", "-v")

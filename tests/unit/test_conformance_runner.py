@@ -514,7 +514,7 @@ def test_wrong_waivers_are_refused(tmp_path: Path, text: str, said: str) -> None
     ("arguments", "said"),
     [
         (["--backend", "shn"], "'shm'"),
-        (["--lane", "foo"], "valid: gpu, shm, sim"),
+        (["--lane", "foo"], "valid: gpu, provider, shm, sim, softroce"),
         (["--level", "ful"], "did you mean 'full'"),
         (["--seed", "-1"], "valid: 0"),
         (["--ranks", "0"], "valid: 1 to 8"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from uccl_ep import paths, rdma
+from uccl_ep import _fetched, paths, rdma
 from uccl_ep.lab import BadNic, Lab, nics, root, sysfs
 from uccl_ep.lab.cli import app
 
@@ -106,6 +106,14 @@ def test_a_machine_is_laid_out_once(cache: Path) -> None:
     assert folder.stat().st_mtime_ns == before
     assert sysfs.lay_out(found[:1], cache) != folder
     assert not list(cache.glob("*partial*"))
+
+
+def test_what_a_killed_run_left_goes_with_the_next(cache: Path) -> None:
+    (cache / "sysfs-partial-dead/class").mkdir(parents=True)
+    with _fetched.making(cache, "sysfs") as alive:
+        folder = sysfs.lay_out(nics.describe("nic=efa"), cache)
+        assert {path.name for path in cache.iterdir()} == {folder.name, alive.name}
+    assert {path.name for path in cache.iterdir()} == {folder.name}
 
 
 def test_a_layout_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,14 @@ def conformance(
     impair: Annotated[
         bool, typer.Option("--impair", help="Of the lane softroce: loss, delay and reordering on the wire.")
     ] = False,
-    profile: Annotated[str | None, typer.Option(help="Of virtual NICs (--backend sim): which; all of them.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Of virtual NICs (--backend sim, --lane provider): which; all of sim's.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="Of the lane provider: the NIC's generation.")] = None,
+    knobs: Annotated[str, typer.Option(help="Of the lane provider: KNOB=VALUE,... of its virtual NICs.")] = "",
+    libraries: Annotated[
+        str, typer.Option(help="Of the lane provider: whose drive the NICs: auto, machine, root (fetched ones).")
+    ] = "auto",
     provider: Annotated[str | None, typer.Option(help="Provider of a lane that has them.")] = None,
     ranks: Annotated[int, typer.Option(help="Most ranks a case gets, unless it needs more.")] = 4,
     level: Annotated[str, typer.Option(help="core, or full, which takes longer.")] = "core",
@@ -87,6 +94,9 @@ def conformance(
         warp_size=warp_size,
         impair=impair,
         profile=profile,
+        variant=variant,
+        knobs=knobs,
+        libraries=libraries,
         provider=provider,
         ranks=ranks,
         level=level,

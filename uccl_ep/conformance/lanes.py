@@ -88,6 +88,23 @@ LANES: Mapping[str, Lane] = {
         weakest={"pollara": {}, "efa": {}},
         devices=("rxe0", "rxe1"),
     ),
+    "provider": Lane(
+        name="provider",
+        title="the vendor's own library, on virtual NICs (the lab); real processes on one machine",
+        provides=_PROCESSES,
+        cannot_prove=(
+            "Performance: the NIC is a thread of its program.",
+            "What a NIC's firmware and its kernel driver do: both are models, made from the vendor's library.",
+            "Freedoms and limits that the profile lacks: a profile is what is known of a NIC.",
+            "Registration: pinning, translation, limits of a kernel; dmabuf and peer memory of a GPU.",
+            "Visibility in device memory, PCIe ordering, write combining: memory here is the CPU's, coherent.",
+            "Anything on a wire: loss, congestion, routes, several hosts. Here it is a socket of this machine.",
+        ),
+        effort=0.25,  # whoever waits for a NIC waits for a thread of another process
+        economy=0.5,
+        patience=3.0,
+        weakest={"pollara": {}, "efa": {}},
+    ),
 }
 DEFAULT_LANE = "shm"
 VARIANT = "unordered"

@@ -90,6 +90,7 @@ class SuiteResult:
     accelerator: dict[str, Any] | None = None  # of the lane gpu: kind, name, heap and so on
     labels: list[str] = field(default_factory=list)  # what must be known to read this result, in a few words each
     wire: dict[str, Any] | None = None  # of the lane softroce: its guest, and what was counted on its devices
+    lab: dict[str, Any] | None = None  # of the lane provider: the NICs, and whose libraries drove them
     knobs: str = ""  # of a virtual NIC, that differ from its profile
     seconds: float = 0.0
     mutation: dict[str, Any] | None = None
@@ -160,6 +161,7 @@ class SuiteResult:
             "accelerator": self.accelerator,
             "labels": self.labels,
             "wire": self.wire,
+            "lab": self.lab,
             "identity": self.backend,
             "capabilities": self.capabilities,
             "strategy": self.strategy,

@@ -51,6 +51,10 @@ class Options:
     backend_options: str = ""
     strategy: str = "auto"
     impair: bool = False  # of the lane softroce: faults on the wire
+    variant: str | None = None  # of the lane provider: the NIC's generation,
+    knobs: str = ""  # what of its profile is otherwise,
+    libraries: str = "auto"  # whose libraries drive it,
+    devices: Sequence[str] = ()  # and its names: rank i opens the i-th, modulo their number
     variants: bool = True  # run the cases that ask for it against the weakest promises too
     time_scale: float = 1.0  # more for sanitizers, emulators and machines under load
     stop_at_failure: bool = False
@@ -85,12 +89,23 @@ def check(options: Options) -> Lane:
     _check_accelerator(name, options)
     if name == "sim":
         _check_profile(options)
+    elif name == "provider":
+        from . import provider
+
+        provider.lab_of(options)
     elif options.profile is not None:
         raise SuiteError(f"--profile {options.profile!r}: lane {name!r} has no profiles; leave it out")
     if name == "softroce" and options.library is None and options.backend == "shm":
         raise SuiteError(
             "--lane 'softroce': the backend 'shm' opens no RDMA device; give --backend connectx or another"
         )
+    if name != "provider":
+        for option, given in (
+            ("--variant", options.variant), ("--knobs", options.knobs),
+            ("--libraries", options.libraries if options.libraries != "auto" else ""),
+        ):  # fmt: skip
+            if given:
+                raise SuiteError(f"{option} {given}: of the vendors' libraries on virtual NICs: add --lane provider")
     if options.impair and name != "softroce":
         raise SuiteError("--impair: faults on the wire of Soft-RoCE: add --lane softroce")
     if options.provider is not None:
@@ -228,6 +243,8 @@ def _run_group(case: Case, size: int, options: Options, *, seed: int) -> GroupOu
         return _run_simulated(case, size, options, arguments, seed)
 
     lane = LANES[lane_of(options.backend, options.library, options.lane)]
+    if options.devices:
+        lane = replace(lane, devices=tuple(options.devices))
 
     def main(rank: int, sock: Any) -> None:
         run_rank(
@@ -314,15 +331,15 @@ def strategies() -> list[str]:
     return [name.lower() for name in names if name != "AUTO"]
 
 
-def admitted(options: Options) -> list[str]:
-    """The strategies that this NIC can be made to use: each is asked for once. Those of the sim lane's variants."""
+def admitted(options: Options, names: Sequence[str] = ()) -> list[str]:
+    """The strategies (all, or of these) that this NIC can be made to use: each is asked for once."""
 
     def look(ctx: Any) -> None:
         ctx.open(shadow=False, single_writer=True)
         ctx.checked()
 
     found = []
-    for name in strategies():
+    for name in names or strategies():
         case = Case("probe", look, ("SIG-7",), ranks=(2,))
         if _run_group(case, 2, replace(options, strategy=name), seed=0).status == "pass":
             found.append(name)
@@ -346,6 +363,12 @@ def plan(
         unknown = [r for r in c.requires if r not in NAMES]
         if unknown:
             raise registry.RegistryError(f"case {c.id} requires {unknown}, which no NIC can promise")
+    # Options of the user's may take from the NIC what the weakest strategy needs; or it has no adds itself.
+    lacks = bool(options.backend_options) or strategy == "sequenced_immediate"
+    if lane.name != "sim" and lacks and options.library is None:
+        weakest = lane.weakest_options(options.backend).get("strategy")
+        if weakest is not None and options.variants and not admitted(options, [weakest]):
+            options = replace(options, variants=False)
     if others is None:
         wanted = lane.name == "sim" and options.level == "full" and options.variants and options.strategy == "auto"
         others = admitted(options) if wanted else []
@@ -406,10 +429,15 @@ class Watcher:
 
 def run_suite(options: Options, progress: Progress | None = None) -> SuiteResult:
     """Run every selected case; nothing of it remains running. Raises SuiteError if the run cannot start."""
-    if check(options).name == "softroce":
+    lane = check(options).name
+    if lane == "softroce":
         from . import softroce
 
         return softroce.run_in_guest(options, progress)
+    if lane == "provider":
+        from . import provider
+
+        return provider.run_on_lab(options, progress)
     return run_here(options, progress)
 
 
@@ -487,7 +515,13 @@ def replay(options: Options) -> str:
         words += [f"--warp-size {options.warp_size}"] if options.warp_size is not None else []
     elif options.heap != "host":
         words.append(f"--heap {options.heap}")
-    words += ["--lane softroce"] if options.lane == "softroce" else []
+    if options.lane == "provider":
+        # The backend says which NIC also if its library is another.
+        words += [f"--backend {options.backend}"] if options.library is not None else []
+        words += [f"--variant {options.variant}"] if options.variant is not None else []
+        words += [f"--knobs {options.knobs}"] if options.knobs else []
+        words += [f"--libraries {options.libraries}"] if options.libraries != "auto" else []
+    words += [f"--lane {options.lane}"] if options.lane in ("softroce", "provider") else []
     words += ["--impair"] if options.impair else []
     words += [f"--staging {options.staging}"] if options.staging != "auto" else []
     words += [f"--profile {options.profile}"] if options.profile is not None else []

@@ -12,17 +12,16 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from uccl_ep.softroce import Guest, GuestDied, Missing, wire
 from uccl_ep.softroce.guest import Limits
 
-from . import capabilities, runner
+from . import runner
 from .errors import SuiteError
-from .lanes import LANES
+from .remote import Listener, Teller, options_told, told_options
 from .results import CaseResult, SuiteResult
 from .runner import Options, Progress
 
@@ -38,78 +37,15 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "
 # ---------------------------------------------------------------------------------------------------- the caller's side
 
 
-class _Run:
-    """What has been heard of a run."""
-
-    def __init__(self, options: Options, progress: Progress | None) -> None:
-        self._options, self._progress = options, progress
-        self.notes: list[str] = []
-        self._forget()
-
-    def _forget(self) -> None:
-        self.error: str | None = None
-        self._started: SuiteResult | None = None
-        self._running: CaseResult | None = None
-        self._ended: list[CaseResult] = []
-
-    def hear(self, line: bytes) -> None:
-        told = json.loads(line)
-        if "error" in told:
-            self.error = str(told["error"])
-        elif "started" in told:
-            self._started = SuiteResult.from_dict(told["started"], told["replay"])
-        elif "begins" in told:
-            self._running = CaseResult.from_dict(told["begins"])
-        else:
-            result = CaseResult.from_dict(told["ended"])
-            self._running = None
-            self._ended.append(result)
-            if self._progress is not None:
-                self._progress(result, told["done"], told["total"])
-
-    def died_once(self, death: GuestDied) -> None:
-        self._forget()
-        self.notes.append(f"{death}; the run was repeated. Last line: {(death.console.splitlines() or ['none'])[-1]}")
-
-    def outcome_of(self, message: str, console: str) -> SuiteResult:
-        """As far as it came. The case that ran when the guest was lost carries what is known of that."""
-        result = self._started if self._started is not None else _bare(self._options)
-        lost = self._running
-        if lost is None:
-            lost = CaseResult("softroce.guest", "The guest boots, and runs the suite", (), "core", "", 0.0, {}, 0)
-        lost.status, lost.detail = "internal_error", {"message": message, "output": console}
-        result.cases = [*self._ended, lost]
-        if self._progress is not None:
-            self._progress(lost, len(result.cases), len(result.cases))
-        result.partial = True
-        result.notes.append("the guest was lost: what had not run by then was not run")
-        return result
-
-
-def _bare(options: Options) -> SuiteResult:
-    """Of a run of which nothing was heard."""
-    unknown = "unknown"
-    return SuiteResult(
-        backend={
-            "name": str(options.library or options.backend), "version": unknown, "abi": unknown, "library": unknown,
-            "device": dict.fromkeys(("name", "vendor", "model", "firmware", "address"), unknown),
-        },
-        lane="softroce", profile=None, provider=None,
-        capabilities={
-            "completion_level": capabilities.COMPLETION_LEVELS[0],
-            "flags": {name: False for _, name, _ in capabilities.FLAGS},
-            "limits": dict.fromkeys(capabilities.LIMITS, 0),
-        },
-        strategy=unknown, strategy_reason="", seed=options.seed or 0, level=options.level, ranks=options.ranks,
-        partial=True, cannot_prove=LANES["softroce"].cannot_prove, environment=runner.environment(),
-        replay=runner.replay(options),
-    )  # fmt: skip
-
-
 def run_in_guest(options: Options, progress: Progress | None = None) -> SuiteResult:
     """Boot a guest, run the suite in it. Raises SuiteError if the machine lacks what that takes."""
     options = runner.seeded(options)
-    run = _Run(options, progress)
+    run = Listener(options, "softroce", "guest", progress)
+
+    def died_once(death: GuestDied) -> None:
+        run.forget()
+        run.notes.append(f"{death}; the run was repeated. Last line: {(death.console.splitlines() or ['none'])[-1]}")
+
     limits = Limits(
         run=_RUN_SECONDS[options.level] * options.time_scale,
         silence=_SILENCE_SECONDS * options.time_scale,
@@ -119,10 +55,10 @@ def run_in_guest(options: Options, progress: Progress | None = None) -> SuiteRes
         done = guest.run(
             _command(),
             limits,
-            inputs={"options": json.dumps(_plain(options)).encode()},
+            inputs={"options": told_options(options).encode()},
             outputs=("report",),
             on_line=run.hear,
-            on_death=run.died_once,
+            on_death=died_once,
         )
     except Missing as missing:
         raise SuiteError(f"--lane softroce: {missing}") from missing
@@ -143,11 +79,6 @@ def run_in_guest(options: Options, progress: Progress | None = None) -> SuiteRes
     return result
 
 
-def _plain(options: Options) -> dict[str, Any]:
-    """For JSON. Paths are absolute: the guest sees the same files, from another folder."""
-    return {k: str(v.absolute()) if isinstance(v, Path) else v for k, v in asdict(options).items()}
-
-
 def _command() -> str:
     """For the guest's shell: this Python, with what decides what it loads."""
     kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT or k.startswith("UCCL_EP_")}
@@ -156,21 +87,6 @@ def _command() -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- the guest's side
-
-
-class _Teller(runner.Watcher):
-    def __init__(self, options: Options, say: Callable[[dict[str, Any]], None]) -> None:
-        self._options, self._say = options, say
-
-    def started(self, result: SuiteResult) -> None:
-        result.labels += labels(self._options)
-        self._say({"started": result.as_dict(), "replay": result.replay})
-
-    def begins(self, case: CaseResult) -> None:
-        self._say({"begins": case.as_dict()})
-
-    def ended(self, case: CaseResult, done: int, total: int) -> None:
-        self._say({"ended": case.as_dict(), "done": done, "total": total})
 
 
 def labels(options: Options) -> list[str]:
@@ -211,9 +127,7 @@ def _judge_wire(result: SuiteResult, options: Options) -> None:
 
 
 def main() -> int:
-    told = json.loads((_OUT / "options").read_text())
-    paths = {k: Path(told[k]) for k in ("library", "waivers", "cases_dir") if told[k] is not None}
-    options = Options(**{**told, **paths})
+    options = options_told((_OUT / "options").read_text())
     with open(_LINES, "wb", buffering=0) as lines:
 
         def say(message: dict[str, Any]) -> None:
@@ -221,7 +135,7 @@ def main() -> int:
             while left:
                 left = left[lines.write(left) :]
 
-        teller = _Teller(options, say)
+        teller = Teller(say, labels(options))
         try:
             wire.lay(wire.IMPAIRMENT if options.impair else ())
             result = runner.run_here(_with_device_options(options), teller.ended, teller)

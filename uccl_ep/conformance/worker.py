@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..lab import inside
 from . import gpu, history, patterns
 from .context import Context
 from .errors import CheckFailed, GroupError, Interrupted, NotSupported, OutOfTime
@@ -160,14 +161,17 @@ class ProcessLink:
 
 
 def held() -> tuple[int, dict[int, str]]:
-    """Threads and descriptors of this process."""
+    """Threads and descriptors of this process, but for those of a NIC that lives in it."""
+    nic_threads, nic_descriptors = inside.held()
     descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             descriptors[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:
             continue  # the listing's own
-    return len(os.listdir("/proc/self/task")), descriptors
+    for fd in nic_descriptors:
+        descriptors.pop(fd, None)
+    return len(os.listdir("/proc/self/task")) - nic_threads, descriptors
 
 
 def check_left_behind(ctx: Context, threads: int, descriptors: dict[int, str]) -> None:

@@ -84,7 +84,7 @@ def run(
     uccl-ep lab run --nic connectx -- ibv_devinfo -v
     """
     pick(nic, root.PROVIDERS, "--nic")
-    pick(libraries, ("auto", "machine", "root"), "--libraries")
+    pick(libraries, root.WHOSE, "--libraries")
     try:
         lab = Lab.of(
             nic, count=count, variant=variant, profile=profile, seed=seed, fabric=fabric, knobs=knobs,

@@ -20,10 +20,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._fetched import Missing, cache_folder, digest, locked, place, run
+from .._fetched import Missing, cache_folder, digest, locked, making, place, run
 
 NEEDED = 61  # the release of rdma-core that has all four providers, with all that the backends use of them
 PROVIDERS = {"connectx": "mlx5", "efa": "efa", "thor": "bnxt_re", "pollara": "ionic"}
@@ -32,6 +33,7 @@ OLDEST = {"connectx": 44, "efa": NEEDED, "thor": 44, "pollara": NEEDED}
 PACKAGES = (
     "libc6", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "perftest", "libfabric1", "libfabric-bin",
 )  # fmt: skip
+WHOSE = ("auto", "machine", "root")
 SUITES = ("testing", "unstable")  # in this order: what is in the first has been tried
 _REMEDY = "run `uccl-ep lab setup`"
 _KEPT_PROGRAMS = ("ibv_*", "ib_*", "fi_*")
@@ -98,21 +100,19 @@ class Libraries:
         name = hashlib.sha256(f"{prefix}\n{lines}".encode()).hexdigest()[:16]
         folder = self.root.parent / f"python-{name}"
         if not (folder / "bin/python").is_file():
-            partial = Path(tempfile.mkdtemp(prefix="python-partial-", dir=self.root.parent))
-            (partial / "bin").mkdir()
-            (partial / "bin/python").write_text(lines)
-            (partial / "bin/python").chmod(0o700)
-            # The interpreter looks for pyvenv.cfg and lib beside what it was started as.
-            home = f"home = {real.parent}\ninclude-system-site-packages = false\n"
-            config = prefix / "pyvenv.cfg"
-            (partial / "pyvenv.cfg").write_text(config.read_text() if config.is_file() else home)
-            for part in ("lib", "lib64", "include"):
-                if (prefix / part).exists():
-                    (partial / part).symlink_to(prefix / part)
-            try:
-                partial.rename(folder)
-            except OSError:
-                shutil.rmtree(partial, ignore_errors=True)  # another process was faster
+            with making(self.root.parent, "python") as partial:
+                (partial / "bin").mkdir()
+                (partial / "bin/python").write_text(lines)
+                (partial / "bin/python").chmod(0o700)
+                # The interpreter looks for pyvenv.cfg and lib beside what it was started as.
+                home = f"home = {real.parent}\ninclude-system-site-packages = false\n"
+                config = prefix / "pyvenv.cfg"
+                (partial / "pyvenv.cfg").write_text(config.read_text() if config.is_file() else home)
+                for part in ("lib", "lib64", "include"):
+                    if (prefix / part).exists():
+                        (partial / part).symlink_to(prefix / part)
+                with suppress(OSError):  # another process was faster
+                    partial.rename(folder)
         return folder / "bin/python"
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable
 from ipaddress import IPv6Address
 from pathlib import Path
 
+from .._fetched import making
 from .nics import Nic
 
 MAJOR, FIRST_MINOR = 231, 192  # of uverbs devices (Linux, drivers/infiniband/core/uverbs_main.c)
@@ -91,18 +90,16 @@ def lay_out(nics: Iterable[Nic], cache: Path) -> Path:
     folder = cache / f"sysfs-{name}"
     if folder.is_dir():
         return folder
-    made = Path(tempfile.mkdtemp(prefix="sysfs-partial-", dir=cache))
-    try:
-        for path, text in content.items():
-            (made / path).parent.mkdir(parents=True, exist_ok=True)
-            (made / path).write_text(text + "\n")
-        for path, target in links.items():
-            (made / path).parent.mkdir(parents=True, exist_ok=True)
-            (made / path).symlink_to(Path(*[".."] * path.count("/"), target))
-        made.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    with making(cache, "sysfs") as made:
+        try:
+            for path, text in content.items():
+                (made / path).parent.mkdir(parents=True, exist_ok=True)
+                (made / path).write_text(text + "\n")
+            for path, target in links.items():
+                (made / path).parent.mkdir(parents=True, exist_ok=True)
+                (made / path).symlink_to(Path(*[".."] * path.count("/"), target))
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
     return folder

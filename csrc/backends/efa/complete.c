@@ -8,6 +8,7 @@
 #include "efa.h"
 
 #include <arpa/inet.h>
+#include <stdio.h>
 #include <string.h>
 
 #define AT_ONCE 64
@@ -20,14 +21,29 @@ static inline uint32_t sender(const uccl_ep_endpoint *e, const struct ibv_wc *wc
     return at - 1;
 }
 
+/* Late ones of a peer that was left are nothing; one that is connected would have lost a signal: whoever waits for it
+ * in vain finds this line. */
+static void tell_stranger(uccl_ep_endpoint *e, const struct ibv_wc *wc) {
+    char text[256];
+    if (e->stranger_told) return;
+    e->stranger_told = true;
+    snprintf(text, sizeof text,
+             "%s: an immediate of queue pair %u behind address handle 0x%x, which is no peer of endpoint %u, is left "
+             "out; later ones are without a word",
+             e->nic->found.name, wc->src_qp, wc->slid, e->index);
+    e->device->host->log(e->device->host->context, UCCL_EP_LOG_INFO, text);
+}
+
 static bool receive(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_completion *c) {
     const bool took = wc->wr_id & EFA_WR_RECEIVE;
     const bool immediate = wc->status == IBV_WC_SUCCESS && wc->wc_flags & IBV_WC_WITH_IMM;
     const uint32_t peer = immediate ? sender(e, wc) : UINT32_MAX, value = immediate ? ntohl(wc->imm_data) : 0;
     efa_peer *p = peer < e->peers ? &e->peer[peer] : NULL;
+    if (__builtin_expect(immediate && !p, 0)) tell_stranger(e, wc);
     /* Failed, of nobody, of an earlier connection, or of one that ends. */
     if (!p || p->state != EFA_CONNECTED || (value >> EFA_IMMEDIATE_BITS != p->ours && !EFA_FAULT(old_immediates))) {
-        if (took) efa_post_receives(e, 1);
+        if (took && efa_post_receives(e, 1) != UCCL_EP_OK)
+            atomic_store_explicit(&e->lost, EFA_LOST_RECEIVE, memory_order_release);
         return false;
     }
     p->taken += took;
@@ -62,8 +78,11 @@ static uccl_ep_status broken(const uccl_ep_endpoint *e, int error) {
 int32_t verbs_poll(uccl_ep_endpoint *e, uccl_ep_completion *completions, uint32_t max) {
     struct ibv_wc wc[AT_ONCE];
     uint32_t n = 0;
-    if (__builtin_expect(atomic_load_explicit(&e->lost, memory_order_acquire) != 0, 0))
-        return verbs_fail(e->device->host, UCCL_EP_E_NIC, 0, "%.40s: a completion queue overran", e->nic->found.name);
+    const uint32_t lost = atomic_load_explicit(&e->lost, memory_order_acquire);
+    if (__builtin_expect(lost != 0, 0))
+        return verbs_fail(e->device->host, UCCL_EP_E_NIC, 0, "%.40s: %s", e->nic->found.name,
+                          lost == EFA_LOST_RECEIVE ? "a receive that was taken could not be posted again"
+                                                   : "a completion queue overran");
     while (n < max && e->found_head != e->found_tail) completions[n++] = e->found[e->found_head++];
     while (n < max) {
         const int want = max - n < AT_ONCE ? (int)(max - n) : AT_ONCE;

@@ -8,7 +8,6 @@
  */
 #include "efa.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -44,48 +43,6 @@ uccl_ep_status verbs_peer_address(uccl_ep_endpoint *e, uint32_t peer, void *blob
     if (*bytes < sizeof mine) return no_room(e, "peer_address", *bytes, sizeof mine);
     memcpy(blob, &mine, sizeof mine);
     *bytes = sizeof mine;
-    return UCCL_EP_OK;
-}
-
-/* ---------------------------------------------------------------------------------------------------------- handles */
-
-void efa_drop_handle(uccl_ep_endpoint *e, uint32_t peer) {
-    efa_peer *p = &e->peer[peer];
-    if (!p->ah) return;
-    if (p->state != EFA_IDLE) {
-        uint16_t *at = &e->by_handle[p->handle];
-        while (*at && *at != peer + 1) at = &e->peer[*at - 1].next;
-        if (*at) *at = p->next;
-    }
-    p->next = 0;
-    e->device->library.ibv_destroy_ah(p->ah);
-    p->ah = NULL;
-    p->state = EFA_IDLE;
-}
-
-uccl_ep_status efa_make_handle(uccl_ep_endpoint *e, uint32_t peer) {
-    const verbs_library *l = &e->device->library;
-    const verbs_nic *nic = e->nic;
-    efa_peer *p = &e->peer[peer];
-    struct ibv_ah_attr a = {.is_global = 1, .port_num = nic->found.port.number};
-    struct efadv_ah_attr own = {0};
-    memcpy(a.grh.dgid.raw, p->gid, sizeof a.grh.dgid.raw);
-    errno = 0;
-    p->ah = l->ibv_create_ah(nic->pd, &a);
-    if (!p->ah)
-        return verbs_fail(e->device->host, errno == ENOMEM ? UCCL_EP_E_NO_MEMORY : UCCL_EP_E_NIC, errno,
-                          "%.32s: no address handle for rank %u: %s (errno %d)%s", nic->found.name, peer,
-                          strerror(errno), errno, errno == ENOMEM ? ": the NIC has no room for more of them" : "");
-    const int error = ((efadv_query_ah_function)l->own[EFA_QUERY_AH])(p->ah, &own, sizeof own);
-    if (error) {
-        efa_drop_handle(e, peer);
-        return verbs_fail(e->device->host, UCCL_EP_E_NIC, error,
-                          "%.32s: the address handle of rank %u has no number: %s", nic->found.name, peer,
-                          strerror(error));
-    }
-    p->handle = own.ahn;
-    p->next = e->by_handle[p->handle];
-    e->by_handle[p->handle] = (uint16_t)(peer + 1);
     return UCCL_EP_OK;
 }
 

@@ -80,16 +80,19 @@ enum { EFA_QUERY_DEVICE, EFA_CREATE_QP, EFA_QUERY_AH };
 #define EFA_WR_SEND (1ull << 62)
 #define EFA_WR_RECEIVE (1ull << 63)
 
+#define EFA_LOST_RECEIVE UINT32_MAX
+
 typedef enum efa_state { EFA_IDLE, EFA_CONNECTED, EFA_DRAINING } efa_state;
 
 typedef struct efa_peer {
-    struct ibv_ah *ah;
+    struct ibv_ah *ah; /* that of `shared` */
+    struct efa_handle *shared;
     uint32_t state; /* efa_state */
     uint32_t qp_number, qkey;
     uint32_t outstanding; /* operations */
     uint32_t taken;       /* receives that it took and that were not given back */
     uint16_t handle;      /* the number of `ah`, as completions name it */
-    uint16_t next;        /* rank + 1 of the next one behind the same handle: another process on that NIC */
+    uint16_t next;        /* rank + 1 of the next one behind the same number: another process on that NIC */
     uint8_t gid[16];
     uint8_t theirs, ours; /* numbers of the connection: in immediates to it, and from it */
 } efa_peer;
@@ -104,13 +107,13 @@ typedef struct efa_slot {
 struct uccl_ep_endpoint {
     uccl_ep_device *device;
     verbs_nic *nic;
-    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1 */
+    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1; or EFA_LOST_RECEIVE */
     uint32_t nic_index, index, rank, peers;
     uint32_t depth;         /* operations under way at most */
     uint32_t receives_peer; /* immediates that a peer has under way at most */
     uint32_t granted_inline, qkey;
     bool unsolicited; /* immediates take no receives */
-    bool loss_told;
+    bool loss_told, stranger_told;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_qp_ex *calls;
@@ -130,9 +133,9 @@ int32_t efa_status_of(const struct ibv_wc *wc);
 uccl_ep_status efa_post_receives(uccl_ep_endpoint *endpoint, uint32_t n);
 /* Take all that is in the completion queue into endpoint->found. */
 uccl_ep_status efa_collect(uccl_ep_endpoint *endpoint);
-/* The handle of a peer, for its gid. */
+/* A handle for a peer's gid: its own or that of others on that NIC (handle.c). */
 uccl_ep_status efa_make_handle(uccl_ep_endpoint *endpoint, uint32_t peer);
-/* End the handle of a peer: nothing more comes from it. */
+/* It needs none any more: nothing more comes from it. The handle goes with the last that uses it. */
 void efa_drop_handle(uccl_ep_endpoint *endpoint, uint32_t peer);
 
 #endif

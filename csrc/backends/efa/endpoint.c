@@ -183,7 +183,7 @@ static uccl_ep_status open_queues(uccl_ep_endpoint *e) {
                           "%s: no completion queue of %" PRIu64 " entries: %s (errno %d)%s", e->nic->found.name,
                           entries, strerror(errno), errno,
                           errno == ENOMEM ? ": raise ulimit -l, or lower max_inflight" : "");
-    return open_qp(e, (uint32_t)receives);
+    return open_qp(e, e->unsolicited ? 0 : (uint32_t)receives);
 }
 
 uccl_ep_status verbs_endpoint_open(uccl_ep_device *d, const uccl_ep_endpoint_config *given, uccl_ep_endpoint **out) {

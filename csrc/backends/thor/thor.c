@@ -5,6 +5,10 @@
  * Sources: rdma-core providers/bnxt_re (statuses, inline); uccl issues 250, 360, 617 and 799 (queue depth 4351; retries
  * run out above 1.5 MB in flight) and 972 (long lists of requests fail with vendor error 3). Writes are seen in order:
  * the provider has no mode in which requests of a reliable connection are placed otherwise.
+ *
+ * Seen with the library itself (docs/lab.md): libbnxt_re 65 mixes up requests that are posted by calls together (the
+ * second fails with vendor error 3, the others are flushed); 44 adds 0, whatever a fetch-and-add is to add (repaired
+ * by rdma-core 61773a85f).
  */
 #include "../verbs/verbs.h"
 
@@ -60,4 +64,6 @@ const verbs_vendor verbs_this_vendor = {
     .models = models,
     .limit = limit,
     .describe = describe,
+    .lists = true,
+    .adds = "install rdma-core 47 or newer (libbnxt_re 44 adds 0)",
 };

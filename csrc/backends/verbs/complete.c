@@ -54,6 +54,14 @@ static uccl_ep_status broken(const uccl_ep_endpoint *e, int error) {
                       e->nic->found.name, error);
 }
 
+/* ibv_poll_cq; what this vendor's library may fail with is as nothing found. */
+static inline int poll_some(uccl_ep_endpoint *e, int want, struct ibv_wc *wc) {
+    const int got = ibv_poll_cq(e->cq, want, wc);
+    if (__builtin_expect(got < 0, 0)) return ++e->poll_failures <= verbs_this_vendor.poll_failures ? 0 : got;
+    if (__builtin_expect(e->poll_failures != 0, 0)) e->poll_failures = 0;
+    return got;
+}
+
 int32_t verbs_poll(uccl_ep_endpoint *e, uccl_ep_completion *completions, uint32_t max) {
     struct ibv_wc wc[AT_ONCE];
     uint32_t n = 0;
@@ -65,7 +73,7 @@ int32_t verbs_poll(uccl_ep_endpoint *e, uccl_ep_completion *completions, uint32_
     while (n < max && e->found_head != e->found_tail) completions[n++] = e->found[e->found_head++];
     while (n < max) {
         const int want = max - n < AT_ONCE ? (int)(max - n) : AT_ONCE;
-        const int got = ibv_poll_cq(e->cq, want, wc);
+        const int got = poll_some(e, want, wc);
         if (got < 0) return n ? (int32_t)n : broken(e, got);
         for (int i = 0; i < got; i++) n += take(e, &wc[i], &completions[n]);
         if (got < want) break;
@@ -83,7 +91,7 @@ uccl_ep_status verbs_collect(uccl_ep_endpoint *e) {
     /* What waits here, and in the queue, is counted as outstanding, so there is room for all of it. */
     for (;;) {
         const uint32_t room = e->found_room - e->found_tail, want = room < AT_ONCE ? room : AT_ONCE;
-        const int got = want ? ibv_poll_cq(e->cq, (int)want, wc) : 0;
+        const int got = want ? poll_some(e, (int)want, wc) : 0;
         if (got < 0) return broken(e, got);
         for (int i = 0; i < got; i++) e->found_tail += take(e, &wc[i], &e->found[e->found_tail]);
         if ((uint32_t)got < want || !want) return UCCL_EP_OK;

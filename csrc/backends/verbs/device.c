@@ -258,7 +258,20 @@ uccl_ep_status verbs_query(const uccl_ep_host *host, uint32_t index, uccl_ep_dev
 
     uccl_ep_device_info mine;
     tell(&found, &mine);
-    if (!found.unusable[0]) verbs_capabilities(&library, &options, &found, 1, host, &mine.caps);
+    if (!found.unusable[0]) {
+        verbs_capabilities(&library, &options, &found, 1, host, &mine.caps);
+        /* What is promised only after a trial, opening tells. */
+        uccl_ep_device *device;
+        uccl_ep_caps opened = {.size = sizeof opened};
+        if (verbs_this_vendor.adds && mine.caps.flags & UCCL_EP_CAP_ATOMIC_ADD64) {
+            if (verbs_device_open(host, found.name, "", &device, &opened) == UCCL_EP_OK) {
+                mine.caps = opened;
+                verbs_device_close(device);
+            } else {
+                mine.caps.flags &= ~(uint64_t)(UCCL_EP_CAP_ATOMIC_ADD64 | UCCL_EP_CAP_ATOMIC_COHERENT);
+            }
+        }
+    }
     give(&mine, info);
     return UCCL_EP_OK;
 }

@@ -41,8 +41,9 @@ static uccl_ep_status no_queue_pair(const uccl_ep_endpoint *e, uint32_t peer, in
 static struct ibv_qp *create(const uccl_ep_endpoint *e, struct ibv_qp_init_attr *attributes, struct ibv_qp_ex **calls) {
     const verbs_library *l = &e->device->library;
     struct verbs_context *context = verbs_get_ctx_op(e->nic->context, create_qp_ex);
+    const int32_t option = e->device->options.calls;
     *calls = NULL;
-    if (context && l->ibv_qp_to_qp_ex && e->device->options.calls) {
+    if (context && l->ibv_qp_to_qp_ex && (option == VERBS_UNSET ? !verbs_this_vendor.lists : option)) {
         struct ibv_qp_init_attr_ex extended = {.qp_context = attributes->qp_context,
                                                .send_cq = attributes->send_cq,
                                                .recv_cq = attributes->recv_cq,

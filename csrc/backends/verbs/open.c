@@ -140,6 +140,7 @@ static void weaken(uccl_ep_caps *w, const uccl_ep_caps *other) {
 static uccl_ep_status prepare(uccl_ep_device *d, verbs_nic *nic) {
     const verbs_library *l = &d->library;
     const char *name = nic->found.name;
+    pthread_mutex_init(&nic->handles_lock, NULL);
     errno = 0;
     nic->pd = l->ibv_alloc_pd(nic->context);
     if (!nic->pd)
@@ -269,6 +270,35 @@ static void survive_forks(const uccl_ep_device *d) {
             "set RDMAV_FORK_SAFE=1");
 }
 
+/* What all its NICs promise. */
+static void promise(uccl_ep_device *d) {
+    for (uint32_t i = 0; i < d->nics; i++) {
+        uccl_ep_caps one;
+        verbs_capabilities(&d->library, &d->options, &d->nic[i].found, d->nics, d->host, &one);
+        if (i)
+            weaken(&d->caps, &one);
+        else
+            d->caps = one;
+    }
+}
+
+/* Promised adds are withdrawn where they do not add. */
+static uccl_ep_status try_adds(uccl_ep_device *d) {
+    char wrong[VERBS_TEXT], text[VERBS_TEXT];
+    if (!verbs_this_vendor.adds || !verbs_this_transport.try_adds || !(d->caps.flags & UCCL_EP_CAP_ATOMIC_ADD64))
+        return UCCL_EP_OK;
+    const uccl_ep_status status = verbs_this_transport.try_adds(d, wrong);
+    if (status != UCCL_EP_OK || !wrong[0]) return status;
+    if (d->options.atomics == 1)
+        return verbs_fail(d->host, UCCL_EP_E_UNSUPPORTED, 0, "atomics=1, and an add did not work (%.150s): %s", wrong,
+                          verbs_this_vendor.adds);
+    snprintf(text, sizeof text, "no atomics, for an add did not work (%.150s): %s", wrong, verbs_this_vendor.adds);
+    d->host->log(d->host->context, UCCL_EP_LOG_WARN, text);
+    for (uint32_t i = 0; i < d->nics; i++) d->nic[i].found.limits.atomics = false;
+    promise(d);
+    return UCCL_EP_OK;
+}
+
 uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, const char *options,
                                  uccl_ep_device **device, uccl_ep_caps *caps) {
     *device = NULL;
@@ -285,17 +315,13 @@ uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, con
     if (status == UCCL_EP_OK && d->options.relaxed && !d->library.ibv_reg_mr_iova2)
         status = verbs_fail(host, UCCL_EP_E_UNSUPPORTED, 0,
                             "relaxed=1: this libibverbs has no optional access rights; rdma-core 28 or newer has");
+    if (status == UCCL_EP_OK) {
+        promise(d);
+        status = try_adds(d);
+    }
     if (status != UCCL_EP_OK) {
         verbs_device_close(d);
         return status;
-    }
-    for (uint32_t i = 0; i < d->nics; i++) {
-        uccl_ep_caps one;
-        verbs_capabilities(&d->library, &d->options, &d->nic[i].found, d->nics, host, &one);
-        if (i)
-            weaken(&d->caps, &one);
-        else
-            d->caps = one;
     }
     const uint32_t size = caps->size && caps->size < sizeof d->caps ? caps->size : (uint32_t)sizeof d->caps;
     memcpy(caps, &d->caps, size);
@@ -304,12 +330,18 @@ uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, con
     return UCCL_EP_OK;
 }
 
-void verbs_device_close(uccl_ep_device *d) {
+void verbs_regions_forget(uccl_ep_device *d) {
     for (uint32_t region = 0; region < UCCL_EP_REGIONS; region++) {
         verbs_region_deregister(d, (uccl_ep_region)region);
         for (uint32_t peer = 0; d->remote[region] && peer < d->peers; peer++) free(d->remote[region][peer].rkeys);
         free(d->remote[region]);
+        d->remote[region] = NULL;
     }
+    d->peers = 0;
+}
+
+void verbs_device_close(uccl_ep_device *d) {
+    verbs_regions_forget(d);
     for (uint32_t i = 0; i < d->nics; i++) {
         verbs_nic *nic = &d->nic[i];
         if (nic->scratch_mr) d->library.ibv_dereg_mr(nic->scratch_mr);

@@ -40,7 +40,7 @@ static const struct row {
     ROW("srq", srq, 0, 1, VERBS_UNSET, VERBS_RC),
     ROW("atomics", atomics, 0, 1, VERBS_UNSET, VERBS_RC),
     ROW("dmabuf", dmabuf, 0, 1, 1, VERBS_RC | VERBS_SRD),
-    ROW("calls", calls, 0, 1, 1, VERBS_RC),
+    ROW("calls", calls, 0, 1, VERBS_UNSET, VERBS_RC),
     ROW("unsolicited", unsolicited, 0, 1, VERBS_UNSET, VERBS_SRD),
 #undef ROW
 };

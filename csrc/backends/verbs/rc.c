@@ -59,6 +59,7 @@ const verbs_transport verbs_this_transport = {
     .options = VERBS_RC,
     .look = look,
     .promise = promise,
+    .try_adds = verbs_try_adds,
     .by_number = true,
     .max_chunks = VERBS_MAX_CHUNKS,
 };

@@ -55,8 +55,9 @@ struct uccl_ep_endpoint {
     /* Completions that disconnect() found and poll() has not given yet: [head, tail). */
     uccl_ep_completion *found;
     uint32_t found_head, found_tail, found_room;
-    uint64_t *cookies; /* [peers][mask + 1] */
-    bool loss_told;    /* of the NIC */
+    uint32_t poll_failures; /* on end */
+    uint64_t *cookies;      /* [peers][mask + 1] */
+    bool loss_told;         /* of the NIC */
     /* A batch in the making. */
     struct ibv_send_wr requests[VERBS_BATCH];
     struct ibv_sge pieces[VERBS_BATCH];
@@ -70,6 +71,8 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *endpoint, uint32_t peer);
 uccl_ep_status verbs_qp_close(uccl_ep_endpoint *endpoint, uint32_t peer);
 /* n receives, to the shared queue or the peer's. */
 uccl_ep_status verbs_post_receives(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
+/* For a device without endpoints and regions: verbs_transport.try_adds. */
+uccl_ep_status verbs_try_adds(uccl_ep_device *device, char *text);
 /* Take all that is in the completion queue into endpoint->found. */
 uccl_ep_status verbs_collect(uccl_ep_endpoint *endpoint);
 

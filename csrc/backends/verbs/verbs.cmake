@@ -27,7 +27,7 @@ if(NOT TARGET uccl_ep_verbs)
     file(GLOB verbs_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.c)
     # The transport of reliable connections; another has its own files.
     set(rc_sources ${verbs_sources})
-    set(rc "/(rc|gid|endpoint|connect|submit|complete)\\.c$")
+    set(rc "/(rc|gid|trial|endpoint|connect|submit|complete)\\.c$")
     list(FILTER verbs_sources EXCLUDE REGEX ${rc})
     list(FILTER rc_sources INCLUDE REGEX ${rc})
     foreach(part verbs rc)

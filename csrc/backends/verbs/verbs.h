@@ -18,6 +18,7 @@
  *
  *   rc.c        what a device has to have, and what is promised
  *   gid.c       the address of a port: GID or LID, partition key
+ *   trial.c     does an atomic add add?
  *   endpoint.c  completion queues, receives, a queue pair for each peer
  *   connect.c   addresses, and a queue pair from INIT to RTS and back
  *   submit.c    operations to work requests
@@ -29,7 +30,7 @@
  *
  * Threads. Control calls of a device and calls of its endpoints touch what is written before the endpoints open and
  * read-only afterwards, besides: `imported`, which is written before the peer is written to, `qp_peer` (each endpoint
- * its own elements), and the device's list of lost NICs (atomic).
+ * its own elements), the device's list of lost NICs (atomic), and address handles (under a lock).
  */
 #ifndef UCCL_EP_VERBS_H
 #define UCCL_EP_VERBS_H
@@ -39,6 +40,7 @@
 #endif
 
 #include <infiniband/verbs.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -165,6 +167,13 @@ typedef struct verbs_vendor {
     void (*limit)(const struct ibv_device_attr *attributes, verbs_limits *limits);
     /* A line for a vendor_err, or NULL. */
     const char *(*describe)(uint32_t vendor_error);
+    /* How often ibv_poll_cq may fail on end before the queue counts as broken; 0: not once. */
+    uint32_t poll_failures;
+    /* Its library may not be able to post more than one request by calls: they are lists unless calls=1 asks. */
+    bool lists;
+    /* Its library may not add what it is told to: adds are tried before they are promised. What mends it; NULL: all do.
+     */
+    const char *adds;
 } verbs_vendor;
 
 /* Of the library that this is linked into. */
@@ -209,6 +218,9 @@ typedef struct verbs_transport {
                  struct ibv_context *context, verbs_found *found, char *text);
     /* What follows for host memory: flags and numbers; the rest is common. */
     void (*promise)(const verbs_options *options, const verbs_found *found, uint32_t nics, uccl_ep_caps *caps);
+    /* Do adds add, with each NIC of this device? OK, and text[VERBS_TEXT] says why not, or is empty. NULL: it has none.
+     */
+    uccl_ep_status (*try_adds)(uccl_ep_device *device, char *text);
     bool flush_gpu;      /* what an immediate tells of may not be visible in a GPU's memory yet */
     bool by_number;      /* peers are known by queue pairs: the table verbs_nic.qp_peer is wanted */
     uint32_t max_chunks; /* pieces that a region may be registered in */
@@ -264,6 +276,9 @@ typedef struct verbs_nic {
     struct ibv_mr *scratch_mr;
     void *scratch;
     _Atomic uint32_t lost; /* an event said that the NIC is gone */
+    /* Of datagrams: address handles, which endpoints share (../efa/handle.c). */
+    struct efa_handle *handles;
+    pthread_mutex_t handles_lock;
 } verbs_nic;
 
 struct uccl_ep_device {
@@ -287,6 +302,8 @@ uccl_ep_status verbs_fail(const uccl_ep_host *host, uccl_ep_status status, int32
 uccl_ep_status verbs_device_open(const uccl_ep_host *host, const char *name, const char *options,
                                  uccl_ep_device **device, uccl_ep_caps *caps);
 void verbs_device_close(uccl_ep_device *device);
+/* No region is registered, and none of a peer's known. */
+void verbs_regions_forget(uccl_ep_device *device);
 uccl_ep_status verbs_opened(uccl_ep_device *device, uccl_ep_device_info *info);
 uccl_ep_status verbs_query(const uccl_ep_host *host, uint32_t index, uccl_ep_device_info *info);
 

@@ -155,7 +155,10 @@ static int alloc_pd(lab_pd *pd, struct lab_call *call) {
     return 0;
 }
 
+/* One number for a GID and a protection domain, however often it is asked for (Linux, drivers/infiniband/hw/efa:
+ * efa_ah_cache.h has that key; libfabric pull request 11013). */
 static int create_ah(lab_ah *ah, struct lab_call *call) {
+    lab_ah_join(ah);
     if (ah->number >= EFA_NO_AH) return ENOMEM;
     const struct efa_ah_reply reply = {.number = (uint16_t)ah->number};
     lab_reply(call, &reply, sizeof reply);

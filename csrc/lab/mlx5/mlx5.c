@@ -28,7 +28,7 @@ static int query_device(lab_device *device, struct ib_uverbs_ex_query_device_res
     core->base.max_cq = 1u << 24;
     core->base.max_pd = 1u << 23;
     core->base.max_srq = 1u << 23;
-    core->base.max_srq_wr = MAX_SHARED;
+    if (core->base.max_srq_wr > MAX_SHARED) core->base.max_srq_wr = MAX_SHARED;
     core->base.max_srq_sge = 31; /* its entries are powers of two, with one segment for the list */
     lab_reply(call, &reply, sizeof reply);
     return 0;
@@ -255,6 +255,7 @@ const struct lab_model lab_mlx5 = {.name = "connectx",
                                    .fetch = mlx5_fetch,
                                    .fetch_receive = mlx5_fetch_receive,
                                    .fetch_shared_receive = mlx5_fetch_shared_receive,
+                                   .shared_receives = mlx5_shared_receives,
                                    .cq_used = mlx5_cq_used,
                                    .complete = mlx5_complete,
                                    .look = mlx5_look};

@@ -47,6 +47,7 @@ struct mlx5_qp {
 bool mlx5_fetch(lab_qp *qp, struct lab_work *work);
 bool mlx5_fetch_receive(lab_qp *qp, struct lab_receive *receive);
 bool mlx5_fetch_shared_receive(lab_srq *srq, struct lab_receive *receive);
+uint32_t mlx5_shared_receives(lab_srq *srq);
 uint32_t mlx5_cq_used(lab_cq *cq);
 void mlx5_complete(lab_cq *cq, const struct lab_done *done);
 void mlx5_look(lab_cq *cq);

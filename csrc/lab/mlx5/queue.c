@@ -196,10 +196,15 @@ bool mlx5_fetch_receive(lab_qp *lab, struct lab_receive *receive) {
     return true;
 }
 
+uint32_t mlx5_shared_receives(lab_srq *lab) {
+    const struct mlx5_srq *srq = lab->model_data;
+    return (uint16_t)(mlx5_record(srq->doorbell) - srq->taken);
+}
+
 /* A list: byte 2 of an entry has the index of the next one. */
 bool mlx5_fetch_shared_receive(lab_srq *lab, struct lab_receive *receive) {
     struct mlx5_srq *srq = lab->model_data;
-    if (srq->taken == (uint16_t)mlx5_record(srq->doorbell)) return false;
+    if (!mlx5_shared_receives(lab)) return false;
     const size_t stride = (size_t)1 << srq->shift;
     const uint8_t *entry = srq->entries + srq->index * stride;
     receive->cookie = srq->index;

@@ -12,7 +12,8 @@
  *   inline, grant (inline bytes granted whatever is asked), max_post, inflight, memlock
  *   open_errno, reg_errno, dmabuf_errno       calls that fail always
  *   srq, wr, cq_ex, relaxed, clean (completions of a dead queue pair vanish), routed (a hop limit of 1 loses packets),
- *   lazy, srq_sge (a shared queue refuses a receive without an element),
+ *   lazy, adds (0: a fetch-and-add adds 0 and says that all is well), mixes (of requests posted by calls together the
+ * first alone is sound), srq_sge (a shared queue refuses a receive without an element),
  *   inline_errno (of a queue with more inline bytes than there are), post_limit (requests that a queue takes after
  * all), keeps_bad (a refused list does not say where), srq_flush (a queue pair that breaks flushes a receive of the
  * shared queue, later), last_wqe (it has that event), reuse (numbers of queue pairs), peermem, atomic_flag (0: a right
@@ -63,7 +64,8 @@ static void kind_of(fake_device *d, const char *name) {
     d->inline_errno = EINVAL;
     d->page = 4096;
     d->inline_grant = UINT32_MAX;
-    d->srq = d->wr_api = d->cq_ex = d->relaxed = d->cq_clean = d->lazy = d->strict_atomic_flag = d->last_wqe = true;
+    d->srq = d->wr_api = d->cq_ex = d->relaxed = d->cq_clean = d->lazy = d->adds = d->strict_atomic_flag = d->last_wqe =
+        true;
     d->vendor = (fake_vendor_errors){0};
     snprintf(d->firmware, sizeof(d->firmware), "1.0.0");
     if (strncmp(name, "mlx5", 4) == 0) {
@@ -280,6 +282,8 @@ static bool set_key(fake_device *d, const char *key, const char *value) {
                  {"clean", &d->cq_clean},
                  {"routed", &d->routed},
                  {"lazy", &d->lazy},
+                 {"adds", &d->adds},
+                 {"mixes", &d->mixes},
                  {"reuse", &d->reuse_qpn},
                  {"peermem", &d->peermem},
                  {"atomic_flag", &d->strict_atomic_flag},

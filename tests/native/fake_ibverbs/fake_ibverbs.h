@@ -46,7 +46,7 @@ typedef struct fake_ibverbs_stats {
 void fake_ibverbs_get_stats(fake_ibverbs_stats *stats);
 
 /* The `kth` call from now on (1: the next) of `call`, a verb without "ibv_" ("reg_mr"), or "any", fails with `error`.
- * Others that fail only if they are named: "destroy_qp".
+ * Others that fail only if they are named: "destroy_qp", "post_recv".
  * kth 0: none. FAKE_IBVERBS_FAIL="reg_mr:3:12" does it from outside. */
 void fake_ibverbs_fail(const char *call, uint32_t kth, int error);
 
@@ -66,6 +66,8 @@ void fake_ibverbs_hold(uint32_t qp_num, int held);
 void fake_ibverbs_delay_receives(uint32_t qp_num);
 /* An event says that its completion queue failed, or its shared queue of receives. */
 void fake_ibverbs_fail_queue(uint32_t qp_num, int receives);
+/* The next n polls of any queue fail (-EIO) and take nothing. */
+void fake_ibverbs_fail_polls(uint32_t n);
 /* Receives that are ready for it, in its own queue or the shared one. */
 uint32_t fake_ibverbs_receives(uint32_t qp_num);
 /* The queue pair that is the `index`th to have been made among those that live; 0: there is none. */

@@ -82,14 +82,15 @@ typedef struct fake_device {
     uint64_t memlock, locked;
     uint32_t open_errno, reg_errno, dmabuf_errno, rd_atom_used;
     bool srq, wr_api, cq_ex, relaxed, cq_clean, routed, lazy, reuse_qpn, peermem, strict_atomic_flag;
-    uint32_t inline_errno;    /* of a queue with more inline bytes than there are */
-    uint32_t post_limit;      /* requests that a queue takes, whatever it granted; 0: all */
-    bool keeps_bad;           /* a list that is refused does not say where */
-    uint32_t gid_port;        /* the first port that has GIDs; 0: all have */
-    uint32_t page;            /* of the kernel: what an address and an offset of a dmabuf share */
-    bool srq_flush;           /* a queue pair that breaks keeps a receive of its shared queue for a while */
-    bool last_wqe;            /* and tells when it is done with them */
-    bool srq_needs_sge;       /* a receive of a shared queue without an element is refused */
+    bool adds, mixes;      /* not: a fetch-and-add adds 0; of requests by calls the first of a batch alone is sound */
+    uint32_t inline_errno; /* of a queue with more inline bytes than there are */
+    uint32_t post_limit;   /* requests that a queue takes, whatever it granted; 0: all */
+    bool keeps_bad;        /* a list that is refused does not say where */
+    uint32_t gid_port;     /* the first port that has GIDs; 0: all have */
+    uint32_t page;         /* of the kernel: what an address and an offset of a dmabuf share */
+    bool srq_flush;        /* a queue pair that breaks keeps a receive of its shared queue for a while */
+    bool last_wqe;         /* and tells when it is done with them */
+    bool srq_needs_sge;    /* a receive of a shared queue without an element is refused */
     uint32_t max_send_wr_pad; /* requests of a queue beyond those asked for that the provider grants */
     uint32_t live_qps, live_cqs, live_mrs, live_srqs;
     /* of EFA */

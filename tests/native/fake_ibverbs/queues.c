@@ -29,7 +29,7 @@ static void enqueue(fake_qp *qp, const fake_send *s, uint64_t in_batch) {
     *slot = *s;
     slot->signalled = slot->signalled || qp->sig_all;
     d->inflight += s->length;
-    slot->crowded = d->max_post && in_batch > d->max_post;
+    slot->crowded = s->crowded || (d->max_post && in_batch > d->max_post);
     slot->flooding = d->inflight_limit && d->inflight > d->inflight_limit;
     if (d->inflight > fake_stats.inflight_peak) fake_stats.inflight_peak = d->inflight;
     if (s->inline_bytes) fake_stats.inlined++;
@@ -114,7 +114,8 @@ static int give_receives(fake_rq *queue, struct ibv_recv_wr *wr, struct ibv_recv
 static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) {
     fake_qp *qp = (fake_qp *)(void *)base;
     LOCK();
-    const int error = give_receives(&qp->queue, wr, bad, base->srq || base->state == IBV_QPS_RESET ? EINVAL : 0);
+    const int refused = fake_fails_alone("post_recv") ? errno : base->srq || base->state == IBV_QPS_RESET ? EINVAL : 0;
+    const int error = give_receives(&qp->queue, wr, bad, refused);
     if (base->state == IBV_QPS_ERR)
         while (fake_complete_receive(qp, fake_unbelievable(0, qp, IBV_WC_WR_FLUSH_ERR, qp->device->vendor.flush))) {
         }
@@ -166,6 +167,7 @@ static fake_send *begin(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode, uint32_
     s->signalled = ex->wr_flags & IBV_SEND_SIGNALED;
     s->foreign_flags = ex->wr_flags & ~(unsigned)(IBV_SEND_SIGNALED | IBV_SEND_INLINE);
     s->sges = UINT32_MAX; /* not set yet */
+    s->crowded = qp->device->mixes && qp->batched > 1;
     return s;
 }
 
@@ -277,12 +279,25 @@ static bool pop(fake_cq *cq, fake_cqe *cqe) {
     return true;
 }
 
+static uint32_t polls_to_fail;
+
+void fake_ibverbs_fail_polls(uint32_t n) {
+    LOCK();
+    polls_to_fail = n;
+    UNLOCK();
+}
+
 static int poll_cq(struct ibv_cq *base, int max, struct ibv_wc *wc) {
     fake_cq *cq = (fake_cq *)(void *)base;
     fake_cqe cqe;
     int n = 0;
     LOCK();
     fake_run(false);
+    const bool fails = polls_to_fail != 0;
+    if (fails) {
+        polls_to_fail--;
+        max = 0;
+    }
     while (n < max && pop(cq, &cqe)) {
         if (cqe.srd && !cqe.qp) { /* libefa: of no queue pair that there is */
             if (!n) n = -EINVAL;
@@ -291,6 +306,7 @@ static int poll_cq(struct ibv_cq *base, int max, struct ibv_wc *wc) {
         wc[n++] = cqe.wc;
     }
     if (!n && cq->overrun) n = -1;
+    if (fails) n = -EIO;
     UNLOCK();
     return n;
 }

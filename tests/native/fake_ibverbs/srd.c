@@ -110,6 +110,9 @@ int ibv_destroy_ah(struct ibv_ah *base) {
         for (uint32_t i = 0; i < qp->n_waiting + qp->n_away; i++)
             if (qp->ring[i < qp->n_waiting ? qp->waiting[i] : qp->away_slots[i - qp->n_waiting]].ah == ah)
                 FAKE_DIE("a request that waits has this address handle");
+    for (const fake_ah *one = fake_ahs; one; one = one->next)
+        if (one != ah && one->number == ah->number)
+            FAKE_DIE("another handle has its number: the NIC ends both, and aborts what was posted through the other");
     *at = ah->next;
     ((fake_pd *)(void *)base->pd)->users--;
     fake_stats.handles--;

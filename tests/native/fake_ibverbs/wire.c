@@ -203,7 +203,8 @@ static fake_answer carry_out(fake_qp *target, const fake_request *r) {
     if (atomic) {
         uint64_t *word = (uint64_t *)(void *)remote;
         if (r->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-            answer.old = __atomic_fetch_add(word, r->compare_add, __ATOMIC_ACQ_REL);
+            const uint64_t addend = target->device->adds ? r->compare_add : 0;
+            answer.old = __atomic_fetch_add(word, addend, __ATOMIC_ACQ_REL);
         } else {
             answer.old = r->compare_add;
             __atomic_compare_exchange_n(word, &answer.old, r->swap, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
