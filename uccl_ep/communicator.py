@@ -342,7 +342,7 @@ class Communicator:
                 "first_sequence": first_sequence,
                 "cpus": string(cpus),
                 "spin": spin,
-                "idle_sleep_ns": _native.nanoseconds(idle_sleep),
+                "idle_sleep_ns": min(_native.nanoseconds(idle_sleep), 2**32 - 1),  # which is refused with its reason
                 "log": lib.uccl_ep_py_log,
             }
             if accelerator is not None:

@@ -124,6 +124,9 @@ uccl_ep_status config_fill(uccl_ep_comm *comm, const uccl_ep_config *config, con
     DEFAULT(idle_sleep_ns, DEFAULT_IDLE_SLEEP_NS);
     DEFAULT(first_sequence, FIRST_SEQUENCE);
     if (c->peer_timeout_ns > MAX_PEER_TIMEOUT_NS) c->peer_timeout_ns = MAX_PEER_TIMEOUT_NS;
+    if (c->idle_sleep_ns >= 1000000000u) /* no nanosleep takes it, and the proxy would run all the time */
+        return fail_local(UCCL_EP_E_RANGE, "", "idle_sleep of %u ns: it has to be less than a second",
+                          c->idle_sleep_ns);
     if (c->granularity != UCCL_EP_GRANULARITY_COARSE && c->granularity != UCCL_EP_GRANULARITY_FINE)
         return fail_local(UCCL_EP_E_INVALID, "PUT-4", "granularity %u: 16 and 4 are possible", c->granularity);
     if (!c->heap_bytes || (c->heap_bytes > UCCL_EP_MAX_HEAP_BYTES(c->granularity) && !FAULT(heap_limit_unchecked)))

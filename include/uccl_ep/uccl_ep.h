@@ -151,7 +151,7 @@ typedef struct uccl_ep_config {
     uint64_t first_ticket;            /* of every channel [0]; tests of wrap-arounds start near one */
     const char *cpus;                 /* "2,5-7": proxy i runs on the i-th; must lie in the allowed set [not pinned] */
     uint32_t spin;                    /* idle passes before a proxy yields [256] */
-    uint32_t idle_sleep_ns;           /* longest sleep of an idle proxy [100 us]; see docs/performance.md */
+    uint32_t idle_sleep_ns;           /* longest sleep of an idle proxy, below 1 s [100 us]; see docs/performance.md */
     uint64_t (*clock)(void *context); /* monotonic nanoseconds [CLOCK_MONOTONIC] */
     void *clock_context;
     void (*log)(void *context, uint32_t level, const char *text); /* [none] */

@@ -163,6 +163,8 @@ CREATES: tuple[tuple[dict[str, Any], type[UcclEpError], str], ...] = (
     ({"bootstrap_timeout": -1}, CommandError, "every wait has a deadline"),
     ({"first_ticket": 2**63}, CommandError, "2^63 - 1 at most"),
     ({"idle_sleep": -1}, CommandError, "not negative"),
+    ({"idle_sleep": 1}, CommandError, "less than a second"),
+    ({"idle_sleep": 100}, CommandError, "less than a second"),
 )  # fmt: skip
 
 
