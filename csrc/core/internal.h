@@ -182,6 +182,7 @@ struct channel {
     uint32_t closed_record; /* + 1 */
     uint64_t bytes, signals;
     _Atomic uint64_t failures;
+    _Atomic uint32_t nap_ns; /* how long who finds the ring full sleeps; 0: nobody has yet */
 };
 
 /* ------------------------------------------------------------------------------------------------------------ proxy */
@@ -596,9 +597,11 @@ void waiter_end(uccl_ep_comm *comm, uint32_t place);
 bool waiter_read(const uccl_ep_comm *comm, uint32_t place, struct waiting *out);
 
 /* wait.c */
+#define WAIT_SPINS 200u
+#define WAIT_NAP_NS 20000u
 typedef struct backoff {
     uint32_t turns;
-    bool patient; /* from spinning to sleeping, without yielding in between */
+    uint32_t nap_ns; /* not 0: from spinning to sleeping so long, without yielding in between */
 } backoff;
 void backoff_wait(uccl_ep_comm *comm, backoff *b);
 void backoff_pause(uccl_ep_comm *comm, backoff *b);

@@ -112,6 +112,46 @@ static uccl_ep_status reserve_now(const uccl_ep_ring *ring, uint64_t n, uint64_t
     }
 }
 
+#define LONGEST_NAP_NS 1000000u
+
+/* A nap is meant to last while an eighth to a half of the ring is emptied: a shorter one takes the CPU, for a few
+ * slots, from who empties it; a longer one may leave the ring empty. */
+static void learn_nap(struct channel *c, const uccl_ep_ring *ring, uint64_t end, uint32_t nap_ns) {
+    const uint64_t slots = uccl_ep_ring_slots(ring);
+    const uint64_t room = slots - (end - __atomic_load_n(&ring->counters->tail, __ATOMIC_RELAXED));
+    if (room < slots / 8 && 2 * nap_ns <= LONGEST_NAP_NS)
+        nap_ns *= 2;
+    else if (room > slots / 2 && nap_ns > WAIT_NAP_NS)
+        nap_ns /= 2;
+    atomic_store_explicit(&c->nap_ns, nap_ns, memory_order_relaxed);
+}
+
+/* Until the slots of `n` tickets from `first` on are free. */
+static uccl_ep_status wait_for_room(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint64_t first, uint64_t n,
+                                    uint64_t timeout_ns) {
+    const uint64_t deadline = deadline_of(comm, timeout_ns);
+    struct channel *c = comm->channel_of[ring->channel];
+    uint32_t nap_ns = atomic_load_explicit(&c->nap_ns, memory_order_relaxed);
+    if (!nap_ns) nap_ns = WAIT_NAP_NS;
+    /* A ring of commands goes before these. If it has not moved by the end of the spins, it lasts longer than a nap,
+     * and the CPU is better used by who empties it. */
+    backoff b = {0};
+    while (!uccl_ep_ring_has_space(ring, first, n)) {
+        uccl_ep_status status = check_channel(comm, ring->channel);
+        const uint64_t now = comm_now(comm);
+        if (status == UCCL_EP_OK && now >= deadline) status = no_space(comm, ring->channel, n, timeout_ns);
+        if (status != UCCL_EP_OK) {
+            /* Reserved and never stored: the ring cannot go past it. */
+            if (!FAULT(give_up_unnoticed)) __atomic_store_n(ring->gave_up, 1, __ATOMIC_RELEASE);
+            return status;
+        }
+        b.nap_ns = deadline - now < nap_ns ? (uint32_t)(deadline - now) : nap_ns;
+        backoff_wait(comm, &b);
+    }
+    if (b.turns >= WAIT_SPINS) learn_nap(c, ring, first + n, nap_ns);
+    return UCCL_EP_OK;
+}
+
 /* Reserve n tickets together and wait until all their slots are free (PUB-2). */
 static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint64_t n, uint64_t timeout_ns,
                               uint64_t *first) {
@@ -125,21 +165,7 @@ static uccl_ep_status reserve(uccl_ep_comm *comm, const uccl_ep_ring *ring, uint
         *first = uccl_ep_ring_reserve(ring, n);
     }
     if (LIKELY(uccl_ep_ring_has_space(ring, *first, n)) || FAULT(overwrite_full_ring)) return UCCL_EP_OK;
-    const uint64_t deadline = deadline_of(comm, timeout_ns);
-    /* A ring of commands goes before these. If it has not moved by the end of the spins, it lasts longer than a nap,
-     * and the CPU is better used by who empties it. */
-    backoff b = {.patient = true};
-    while (!uccl_ep_ring_has_space(ring, *first, n)) {
-        uccl_ep_status status = check_channel(comm, ring->channel);
-        if (status == UCCL_EP_OK && comm_now(comm) >= deadline) status = no_space(comm, ring->channel, n, timeout_ns);
-        if (status != UCCL_EP_OK) {
-            /* Reserved and never stored: the ring cannot go past it. */
-            if (!FAULT(give_up_unnoticed)) __atomic_store_n(ring->gave_up, 1, __ATOMIC_RELEASE);
-            return status;
-        }
-        backoff_wait(comm, &b);
-    }
-    return UCCL_EP_OK;
+    return wait_for_room(comm, ring, *first, n, timeout_ns);
 }
 
 /* No more than the ring has slots. */

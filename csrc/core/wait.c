@@ -8,9 +8,7 @@
 
 #include "internal.h"
 
-#define WAIT_SPINS 200u
 #define WAIT_YIELDS 400u
-#define WAIT_NAP_NS 20000l
 #define WAIT_TOLD_AFTER 200u /* turns: by then, to be in a report is no cost */
 
 uint64_t comm_now(const uccl_ep_comm *comm) {
@@ -39,10 +37,10 @@ void backoff_pause(uccl_ep_comm *comm, backoff *b) {
     b->turns++;
     if (b->turns < WAIT_SPINS) {
         cpu_relax();
-    } else if (b->turns < WAIT_YIELDS && !b->patient) {
+    } else if (b->turns < WAIT_YIELDS && !b->nap_ns) {
         sched_yield();
     } else {
-        nanosleep(&(struct timespec){0, WAIT_NAP_NS}, NULL);
+        nanosleep(&(struct timespec){0, (long)(b->nap_ns ? b->nap_ns : WAIT_NAP_NS)}, NULL);
     }
 }
 
