@@ -85,6 +85,8 @@ static void parse(int count, char **arguments) {
         {"still", &options.still, 1},
         {"window", &options.window, 65536},
         {"latencies", &options.latencies, 2000},
+        {"spin", &options.spin, 1u << 31},
+        {"other_idle_sleep_ns", &options.other_idle_sleep_ns, SECOND - 1},
     };
     static const struct {
         const char *name;
@@ -97,6 +99,8 @@ static void parse(int count, char **arguments) {
         {"device", options.device, sizeof options.device},
         {"other_device", options.other_device, sizeof options.other_device},
         {"nic_options", options.nic_options, sizeof options.nic_options},
+        {"cpus", options.cpus, sizeof options.cpus},
+        {"other_cpus", options.other_cpus, sizeof options.other_cpus},
     };
     for (int i = 0; i < count; i++) {
         char *equals = strchr(arguments[i], '=');

@@ -13,10 +13,13 @@
 
 extern struct options {
     uint64_t ranks, targets, channels, ring_log2, bytes, rounds, producers, batch, commands, passes, still;
-    uint64_t latencies; /* measured of each kind: 1 to 2000 */
-    uint64_t window;    /* operations under way at most; 0: the default */
+    uint64_t latencies;           /* measured of each kind: 1 to 2000 */
+    uint64_t window;              /* operations under way at most; 0: the default */
+    uint64_t spin;                /* of rank 0: idle passes before its proxy yields; 0: the default */
+    uint64_t other_idle_sleep_ns; /* of rank 1, which has nothing to do in puts; 0: the default */
     char mix[32], strategy[32], complete[32];
     char device[32], other_device[32], nic_options[128]; /* of rank 0, of rank 1; of both */
+    char cpus[64], other_cpus[64]; /* that all threads of rank 0, of rank 1 may use: 0+2; empty: those of the caller */
 } options;
 
 __attribute__((format(printf, 1, 2))) _Noreturn void die(const char *format, ...);

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -62,7 +63,23 @@ static int exchange_with_other(void *context, const void *mine, uint32_t bytes, 
     return 0;
 }
 
+/* Threads that are made later inherit it. */
+static void keep_to(const char *cpus) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const char *at = cpus; *at;) {
+        char *end;
+        const unsigned long cpu = strtoul(at, &end, 10);
+        if (end == at || cpu >= CPU_SETSIZE || (*end && *end != '+') || (*end && !end[1]))
+            die("'%s' is no list of CPUs such as 0+2", cpus);
+        CPU_SET(cpu, &set);
+        at = *end ? end + 1 : end;
+    }
+    if (*cpus && sched_setaffinity(0, sizeof set, &set)) die("CPUs %s: %s", cpus, strerror(errno));
+}
+
 static uccl_ep_comm *join(const char *backend, uint32_t *rank) {
+    keep_to(*rank ? options.other_cpus : options.cpus);
     const char *name = *rank ? options.other_device : options.device;
     const uccl_ep_config config = {.size = sizeof config,
                                    .backend = backend,
@@ -73,6 +90,8 @@ static uccl_ep_comm *join(const char *backend, uint32_t *rank) {
                                    .device = name[0] ? name : NULL,
                                    .backend_options = options.nic_options,
                                    .max_inflight_peer = (uint32_t)options.window,
+                                   .spin = *rank ? 0 : (uint32_t)options.spin,
+                                   .idle_sleep_ns = *rank ? (uint32_t)options.other_idle_sleep_ns : 0,
                                    .timeout_ns = TIMEOUT};
     const uccl_ep_bootstrap bootstrap = {.size_of_struct = sizeof bootstrap,
                                          .rank = *rank,

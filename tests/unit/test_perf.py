@@ -227,10 +227,44 @@ def test_a_ratio_that_is_required_and_missed_is_the_exit_status(
     assert all(row["operations"]["completions"] > 0 for row in rows)
 
 
+def test_the_two_of_a_benchmark_run_on_the_cpus_that_are_named(tmp_path: Path) -> None:
+    """The server says on which before the client gives a figure, and waits to be killed."""
+    told = "grep Cpus_allowed_list /proc/self/status >>"
+    for name in ("ib_write_bw", "ib_write_lat", "ib_atomic_lat"):
+        (tmp_path / name).write_text(
+            '#!/bin/sh\ncase "$*" in\n'
+            f"*127.0.0.1) [ -s {tmp_path}/server ] || exit 1; {told}{tmp_path}/client; echo 1 2 3 4 0.000001 ;;\n"
+            f"*) {told}{tmp_path}/server; exec sleep 60 ;;\nesac\n"
+        )
+        (tmp_path / name).chmod(0o755)
+    one, other = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+    words = ["--devices", "shm0,shm0", "--backend", "shm", "--turns", "2", "--scale", "0.001", "--json", "-"]
+    done = perf("rdma", *words, "--cpus", f"{one},{other}", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    for who, cpu in (("client", one), ("server", other)):
+        assert {line.split()[1] for line in (tmp_path / who).read_text().splitlines()} == {str(cpu)}
+    document = json.loads(done.stdout)["rdma"]
+    assert document["cpus"] == [[one], [other]]
+    for row in document["rates"]:
+        assert row["ratios"] == pytest.approx(row["values"])  # of one message a second
+        assert row["ratio"] == pytest.approx(sum(row["ratios"]) / 2)
+
+
+def test_cpus_that_are_none_are_an_error_and_no_figure() -> None:
+    shm = backends.find("shm").library
+    for name in ("cpus", "other_cpus"):
+        with pytest.raises(bench.BenchError, match="no list of CPUs"):
+            bench.run(shm, "rdma", commands=1, **{name: "0+"})
+    with pytest.raises(bench.BenchError, match="CPUs 1023"):
+        bench.run(shm, "rdma", commands=1, cpus="1023")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (["rdma"], "two names of RDMA devices"),
+        (["rdma", "--devices", "a,b", "--cpus", "0"], "two sets of CPUs"),
+        (["rdma", "--devices", "a,b", "--cpus", "0+,1"], "two sets of CPUs"),
         (["rdma", "--devices", "a"], "two names of RDMA devices"),
         (["rdma", "--devices", "a,b", "--rounds", "3"], "not for rdma"),
         (["shm", "--require"], "not for shm"),

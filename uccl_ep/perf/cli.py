@@ -53,7 +53,11 @@ def perf(
     window: Annotated[
         int, typer.Option(min=1, max=65536, help="Operations under way at most.", rich_help_panel=_RDMA)
     ] = 128,
-    turns: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each.", rich_help_panel=_RDMA)] = 5,
+    cpus: Annotated[
+        str,
+        typer.Option(help="That rank 0 and rank 1 may use, and perftest's two: 0,1 or 0+2,1+3.", rich_help_panel=_RDMA),
+    ] = "",
+    turns: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each.", rich_help_panel=_RDMA)] = 9,
     scale: Annotated[float, typer.Option(min=0.001, max=1000, help="Of puts in each.", rich_help_panel=_RDMA)] = 1.0,
     require: Annotated[
         bool, typer.Option("--require", help="Exit status 3 if a ratio is missed.", rich_help_panel=_RDMA)
@@ -86,7 +90,7 @@ def perf(
             if what == "rdma":
                 document["rdma"] = rdma.measure(
                     say, backend=backend, devices=named, nic_options=backend_options, gid_index=gid_index,
-                    window=window, repeats=turns, scale=scale,
+                    window=window, repeats=turns, scale=scale, cpus=_cpus(cpus),
                 )  # fmt: skip
             if what == "gpu":
                 from . import gpu_campaign
@@ -116,6 +120,17 @@ def perf(
         write_report(json, json_text("uccl_ep.perf/1", **document))
     if require and not all(row["met"] for row in document["rdma"]["rates"]):
         raise typer.Exit(3)
+
+
+def _cpus(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of "0+2,1": those of rank 0, those of rank 1."""
+    if not text:
+        return (), ()
+    try:
+        one, other = (tuple(int(number) for number in part.split("+")) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not two sets of CPUs such as 0+2,1", param_hint="--cpus") from None
+    return one, other
 
 
 def _only_for(what: str, context: typer.Context) -> None:
