@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define AT_ONCE 64
-
 /* Whose immediate it is: the NIC names the sender by its handle here, and by its queue pair there. */
 static inline uint32_t sender(const uccl_ep_endpoint *e, const struct ibv_wc *wc) {
     if (wc->slid == EFA_NO_HANDLE) return UINT32_MAX;
@@ -43,7 +41,8 @@ static bool receive(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_comple
     /* Failed, of nobody, of an earlier connection, or of one that ends. */
     if (!p || p->state != EFA_CONNECTED || (value >> EFA_IMMEDIATE_BITS != p->ours && !EFA_FAULT(old_immediates))) {
         if (took && efa_post_receives(e, 1) != UCCL_EP_OK)
-            atomic_store_explicit(&e->lost, EFA_LOST_RECEIVE, memory_order_release);
+            atomic_store_explicit(&e->queue.lost, "a receive that was taken could not be posted again",
+                                  memory_order_release);
         return false;
     }
     p->taken += took;
@@ -70,49 +69,12 @@ static inline bool take(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_co
     return true;
 }
 
-static uccl_ep_status broken(const uccl_ep_endpoint *e, int error) {
-    return verbs_fail(e->device->host, UCCL_EP_E_NIC, error, "%s: its completion queue cannot be read (%d)",
-                      e->nic->found.name, error);
-}
-
 int32_t verbs_poll(uccl_ep_endpoint *e, uccl_ep_completion *completions, uint32_t max) {
-    struct ibv_wc wc[AT_ONCE];
-    uint32_t n = 0;
-    const uint32_t lost = atomic_load_explicit(&e->lost, memory_order_acquire);
-    if (__builtin_expect(lost != 0, 0))
-        return verbs_fail(e->device->host, UCCL_EP_E_NIC, 0, "%.40s: %s", e->nic->found.name,
-                          lost == EFA_LOST_RECEIVE ? "a receive that was taken could not be posted again"
-                                                   : "a completion queue overran");
-    while (n < max && e->found_head != e->found_tail) completions[n++] = e->found[e->found_head++];
-    while (n < max) {
-        const int want = max - n < AT_ONCE ? (int)(max - n) : AT_ONCE;
-        const int got = ibv_poll_cq(e->cq, want, wc);
-        if (got < 0) return n ? (int32_t)n : broken(e, got);
-        for (int i = 0; i < got; i++) n += take(e, &wc[i], &completions[n]);
-        if (got < want) break;
-    }
-    return (int32_t)n;
+    return verbs_queue_poll(&e->queue, e, take, completions, max);
 }
 
 uccl_ep_status efa_collect(uccl_ep_endpoint *e) {
-    struct ibv_wc wc[AT_ONCE];
-    if (e->found_head) {
-        memmove(e->found, e->found + e->found_head, (e->found_tail - e->found_head) * sizeof *e->found);
-        e->found_tail -= e->found_head;
-        e->found_head = 0;
-    }
-    /* What waits here, and in the queue, is counted as outstanding, so there is room for all of it. */
-    for (;;) {
-        const uint32_t room = e->found_room - e->found_tail, want = room < AT_ONCE ? room : AT_ONCE;
-        const int got = want ? ibv_poll_cq(e->cq, (int)want, wc) : 0;
-        if (got < 0) return broken(e, got);
-        for (int i = 0; i < got; i++) e->found_tail += take(e, &wc[i], &e->found[e->found_tail]);
-        if ((uint32_t)got < want || !want) return UCCL_EP_OK;
-    }
-}
-
-void verbs_queue_failed(uccl_ep_endpoint *e, uint32_t type) {
-    atomic_store_explicit(&e->lost, type + 1, memory_order_release);
+    return verbs_queue_collect(&e->queue, e, take);
 }
 
 void verbs_last_receive(void *qp_context) {
@@ -120,7 +82,7 @@ void verbs_last_receive(void *qp_context) {
 }
 
 int32_t verbs_events(uccl_ep_endpoint *e, uccl_ep_event *events, uint32_t max) {
-    return verbs_tell_loss(e->device, e->nic, &e->loss_told, events, max);
+    return verbs_tell_loss(e->device, e->nic, &e->queue.loss_told, events, max);
 }
 
 uccl_ep_status verbs_flush_local(uccl_ep_endpoint *e, uccl_ep_region region) {

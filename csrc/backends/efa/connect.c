@@ -115,14 +115,6 @@ uccl_ep_status verbs_connect_poll(uccl_ep_endpoint *e, uint32_t peer) {
 
 /* ------------------------------------------------------------------------------------------------------- disconnect */
 
-/* What poll() has not given of this peer it never will; receives that it took are given back. */
-static void forget(uccl_ep_endpoint *e, uint32_t peer) {
-    uint32_t to = e->found_head;
-    for (uint32_t from = e->found_head; from != e->found_tail; from++)
-        if (e->found[from].peer != peer) e->found[to++] = e->found[from];
-    e->found_tail = to;
-}
-
 uccl_ep_status verbs_disconnect(uccl_ep_endpoint *e, uint32_t peer) {
     if (peer >= e->peers) return no_rank(e, peer);
     efa_peer *p = &e->peer[peer];
@@ -133,7 +125,7 @@ uccl_ep_status verbs_disconnect(uccl_ep_endpoint *e, uint32_t peer) {
     /* A NIC that is gone reads and writes nothing, and tells of nothing. */
     if (p->outstanding && !atomic_load_explicit(&e->nic->lost, memory_order_acquire)) return UCCL_EP_IN_PROGRESS;
     efa_drop_handle(e, peer);
-    forget(e, peer);
+    verbs_queue_forget(&e->queue, peer); /* receives that it took are given back by the next connection */
     p->ours++;
     return UCCL_EP_OK;
 }

@@ -21,7 +21,7 @@
 #ifndef UCCL_EP_EFA_H
 #define UCCL_EP_EFA_H
 
-#include "../verbs/verbs.h"
+#include "../verbs/queue.h"
 #include "fault.h"
 
 /*
@@ -80,8 +80,6 @@ enum { EFA_QUERY_DEVICE, EFA_CREATE_QP, EFA_QUERY_AH };
 #define EFA_WR_SEND (1ull << 62)
 #define EFA_WR_RECEIVE (1ull << 63)
 
-#define EFA_LOST_RECEIVE UINT32_MAX
-
 typedef enum efa_state { EFA_IDLE, EFA_CONNECTED, EFA_DRAINING } efa_state;
 
 typedef struct efa_peer {
@@ -107,23 +105,19 @@ typedef struct efa_slot {
 struct uccl_ep_endpoint {
     uccl_ep_device *device;
     verbs_nic *nic;
-    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1; or EFA_LOST_RECEIVE */
     uint32_t nic_index, index, rank, peers;
     uint32_t depth;         /* operations under way at most */
     uint32_t receives_peer; /* immediates that a peer has under way at most */
     uint32_t granted_inline, qkey;
     bool unsolicited; /* immediates take no receives */
-    bool loss_told, stranger_told;
-    struct ibv_cq *cq;
+    bool stranger_told;
+    verbs_queue queue; /* of completions; the context of its events */
     struct ibv_qp *qp;
     struct ibv_qp_ex *calls;
     efa_slot *slots;
     uint32_t *free; /* [depth] slots that are free, a stack */
     uint32_t n_free;
     uint16_t *by_handle; /* [EFA_HANDLES]: rank + 1 of the first peer there */
-    /* Completions that disconnect() found and poll() has not given yet: [head, tail). */
-    uccl_ep_completion *found;
-    uint32_t found_head, found_tail, found_room;
     efa_peer peer[];
 };
 
@@ -131,7 +125,7 @@ struct uccl_ep_endpoint {
 int32_t efa_status_of(const struct ibv_wc *wc);
 /* n receives. */
 uccl_ep_status efa_post_receives(uccl_ep_endpoint *endpoint, uint32_t n);
-/* Take all that is in the completion queue into endpoint->found. */
+/* Empty the completion queue on the side. */
 uccl_ep_status efa_collect(uccl_ep_endpoint *endpoint);
 /* A handle for a peer's gid: its own or that of others on that NIC (handle.c). */
 uccl_ep_status efa_make_handle(uccl_ep_endpoint *endpoint, uint32_t peer);

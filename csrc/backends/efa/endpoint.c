@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 
 /* --------------------------------------------------------------------------------------------------------- receives */
@@ -71,8 +70,8 @@ static struct ibv_qp *create(const uccl_ep_endpoint *e, uint32_t inline_bytes, u
                              struct ibv_qp_cap *granted) {
     const verbs_limits *l = &e->nic->found.limits;
     struct ibv_qp_init_attr_ex attributes = {.qp_context = (void *)e,
-                                             .send_cq = e->cq,
-                                             .recv_cq = e->cq,
+                                             .send_cq = e->queue.cq,
+                                             .recv_cq = e->queue.cq,
                                              .qp_type = IBV_QPT_DRIVER,
                                              .sq_sig_all = !EFA_FAULT(unsignalled),
                                              .cap = {.max_send_wr = e->depth,
@@ -148,11 +147,6 @@ static uccl_ep_status check_config(uccl_ep_device *d, const uccl_ep_endpoint_con
     return UCCL_EP_OK;
 }
 
-static void *reserve(size_t bytes) {
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
-
 static size_t slots_bytes(const uccl_ep_endpoint *e) {
     return (size_t)e->depth * (sizeof *e->slots + sizeof *e->free);
 }
@@ -167,22 +161,15 @@ static uccl_ep_status open_queues(uccl_ep_endpoint *e) {
                           " immediates and %u operations may be outstanding; its queues hold %u receives "
                           "and %u completions: fewer max_inflight, or ranks",
                           e->nic->found.name, receives, e->depth, l->max_receives, l->max_cqe);
-    e->found_room = (uint32_t)entries;
-    e->slots = reserve(slots_bytes(e));
-    e->found = reserve(e->found_room * sizeof *e->found);
-    e->by_handle = reserve(EFA_HANDLES * sizeof *e->by_handle);
-    if (!e->slots || !e->found || !e->by_handle)
+    e->slots = verbs_reserve(slots_bytes(e));
+    e->by_handle = verbs_reserve(EFA_HANDLES * sizeof *e->by_handle);
+    if (!e->slots || !e->by_handle)
         return verbs_fail(d->host, UCCL_EP_E_NO_MEMORY, errno, "no memory for %u operations", e->depth);
     e->free = (uint32_t *)(void *)(e->slots + e->depth);
     for (e->n_free = 0; e->n_free < e->depth; e->n_free++) e->free[e->n_free] = e->n_free;
-    errno = 0;
-    e->cq =
-        d->library.ibv_create_cq(e->nic->context, EFA_FAULT(small_queue) ? (int)e->depth : (int)entries, e, NULL, 0);
-    if (!e->cq)
-        return verbs_fail(d->host, errno == ENOMEM ? UCCL_EP_E_NO_MEMORY : UCCL_EP_E_NIC, errno,
-                          "%s: no completion queue of %" PRIu64 " entries: %s (errno %d)%s", e->nic->found.name,
-                          entries, strerror(errno), errno,
-                          errno == ENOMEM ? ": raise ulimit -l, or lower max_inflight" : "");
+    const uccl_ep_status status = verbs_queue_open(
+        &e->queue, d, e->nic, EFA_FAULT(small_queue) ? e->depth : (uint32_t)entries, (uint32_t)entries);
+    if (status != UCCL_EP_OK) return status;
     return open_qp(e, e->unsolicited ? 0 : (uint32_t)receives);
 }
 
@@ -220,10 +207,9 @@ void verbs_endpoint_close(uccl_ep_endpoint *e) {
     if (e->qp) verbs_take_events(e->device, e->nic); /* of this one, too */
     if (e->qp) l->ibv_destroy_qp(e->qp);
     for (uint32_t peer = 0; peer < e->peers; peer++) efa_drop_handle(e, peer);
-    if (e->cq) l->ibv_destroy_cq(e->cq);
-    if (e->by_handle) munmap(e->by_handle, EFA_HANDLES * sizeof *e->by_handle);
-    if (e->found) munmap(e->found, e->found_room * sizeof *e->found);
-    if (e->slots) munmap(e->slots, slots_bytes(e));
+    verbs_queue_close(&e->queue);
+    verbs_release(e->by_handle, EFA_HANDLES * sizeof *e->by_handle);
+    verbs_release(e->slots, slots_bytes(e));
     e->device->endpoints--;
     free(e);
 }

@@ -259,14 +259,6 @@ static void to_error(uccl_ep_endpoint *e, verbs_peer *p, uint32_t peer) {
         p->completed = p->posted;
 }
 
-/* What poll() has not given of this peer it never will. */
-static void forget(uccl_ep_endpoint *e, uint32_t peer) {
-    uint32_t to = e->found_head;
-    for (uint32_t from = e->found_head; from != e->found_tail; from++)
-        if (e->found[from].peer != peer) e->found[to++] = e->found[from];
-    e->found_tail = to;
-}
-
 /* A queue pair in ERR may still hold a receive of the shared queue: destroyed now, it takes that along, and the queue
  * is one short for ever (InfiniBand Architecture Specification, volume 1, 11.6.3.2: Last WQE Reached). */
 static bool receives_over(const uccl_ep_endpoint *e, verbs_peer *p) {
@@ -294,7 +286,7 @@ uccl_ep_status verbs_disconnect(uccl_ep_endpoint *e, uint32_t peer) {
     /* And what is left, while there is no new one that could have its number. */
     if (status == UCCL_EP_OK) status = verbs_collect(e);
     if (status != UCCL_EP_OK) return status;
-    forget(e, peer);
+    verbs_queue_forget(&e->queue, peer);
     /* If there is no room for the next one now, peer_address() tries again. */
     verbs_qp_open(e, peer);
     return UCCL_EP_OK;

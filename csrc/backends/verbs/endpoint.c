@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 
 /* ----------------------------------------------------------------------------------------------------- queue pairs */
@@ -76,8 +75,8 @@ uccl_ep_status verbs_qp_open(uccl_ep_endpoint *e, uint32_t peer) {
     for (;;) {
         /* What is granted is written into it. */
         attributes = (struct ibv_qp_init_attr){.qp_context = p, /* of its events */
-                                               .send_cq = e->cq,
-                                               .recv_cq = e->cq,
+                                               .send_cq = e->queue.cq,
+                                               .recv_cq = e->queue.cq,
                                                .srq = e->srq,
                                                .qp_type = IBV_QPT_RC,
                                                .cap = {.max_send_wr = e->depth,
@@ -217,15 +216,11 @@ static uccl_ep_status open_queues(uccl_ep_endpoint *e, const uccl_ep_endpoint_co
                           " completions may be outstanding, and its queues hold %u: fewer max_inflight, or "
                           "ranks",
                           found->name, entries, found->limits.max_cqe);
-    e->found_room = (uint32_t)entries;
-    errno = 0;
-    e->cq = l->ibv_create_cq(e->nic->context, (int)entries, e, NULL, 0);
-    if (!e->cq)
-        return verbs_fail(d->host, errno == ENOMEM ? UCCL_EP_E_NO_MEMORY : UCCL_EP_E_NIC, errno,
-                          "%s: no completion queue of %" PRIu64 " entries: %s (errno %d)%s", found->name, entries,
-                          strerror(errno), errno, errno == ENOMEM ? ": raise ulimit -l, or lower max_inflight" : "");
+    const uccl_ep_status status = verbs_queue_open(&e->queue, d, e->nic, (uint32_t)entries, (uint32_t)entries);
+    if (status != UCCL_EP_OK) return status;
     if (!receives || !found->limits.max_srq_wr) return UCCL_EP_OK;
-    struct ibv_srq_init_attr attributes = {.srq_context = e, .attr = {.max_wr = (uint32_t)receives, .max_sge = 1}};
+    struct ibv_srq_init_attr attributes = {.srq_context = &e->queue,
+                                           .attr = {.max_wr = (uint32_t)receives, .max_sge = 1}};
     if (receives > found->limits.max_srq_wr)
         return verbs_fail(d->host, UCCL_EP_E_CAPABILITY, 0, "%s: %" PRIu64 " receives, and a shared queue holds %u",
                           found->name, receives, found->limits.max_srq_wr);
@@ -236,11 +231,6 @@ static uccl_ep_status open_queues(uccl_ep_endpoint *e, const uccl_ep_endpoint_co
                           "%s: no shared receive queue of %" PRIu64 ": %s (errno %d)", found->name, receives,
                           strerror(errno), errno);
     return verbs_post_receives(e, 0, (uint32_t)receives);
-}
-
-static void *reserve(size_t bytes) {
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
 }
 
 static size_t cookies_bytes(const uccl_ep_endpoint *e) {
@@ -269,14 +259,9 @@ uccl_ep_status verbs_endpoint_open(uccl_ep_device *d, const uccl_ep_endpoint_con
     if (depth > e->nic->found.limits.max_qp_wr) depth = e->nic->found.limits.max_qp_wr;
     e->depth = (uint32_t)depth;
     e->mask = e->depth > 1 ? (2u << (31 - __builtin_clz(e->depth - 1))) - 1 : 0;
-    e->cookies = reserve(cookies_bytes(e));
+    e->cookies = verbs_reserve(cookies_bytes(e));
     if (!e->cookies) status = verbs_fail(d->host, UCCL_EP_E_NO_MEMORY, errno, "no memory for %u peers", e->peers);
     if (status == UCCL_EP_OK) status = open_queues(e, &c);
-    if (status == UCCL_EP_OK) {
-        e->found = reserve((size_t)e->found_room * sizeof *e->found);
-        if (!e->found)
-            status = verbs_fail(d->host, UCCL_EP_E_NO_MEMORY, errno, "no memory for %u completions", e->found_room);
-    }
     for (uint32_t peer = 0; peer < e->peers && status == UCCL_EP_OK; peer++) {
         e->peer[peer].cookies = e->cookies + (size_t)peer * (e->mask + 1);
         status = verbs_qp_open(e, peer);
@@ -294,9 +279,8 @@ void verbs_endpoint_close(uccl_ep_endpoint *e) {
     const verbs_library *l = &e->device->library;
     for (uint32_t peer = 0; peer < e->peers; peer++) verbs_qp_close(e, peer);
     if (e->srq) l->ibv_destroy_srq(e->srq);
-    if (e->cq) l->ibv_destroy_cq(e->cq);
-    if (e->found) munmap(e->found, (size_t)e->found_room * sizeof *e->found);
-    if (e->cookies) munmap(e->cookies, cookies_bytes(e));
+    verbs_queue_close(&e->queue);
+    verbs_release(e->cookies, cookies_bytes(e));
     e->device->endpoints--;
     free(e);
 }

@@ -2,9 +2,13 @@
  *
  * events.c: what the device says without being asked, and the flush of a GPU, whatever the transport.
  */
-#include "verbs.h"
+#include "queue.h"
 
 #include <stdio.h>
+
+static void fail(verbs_queue *queue, const char *what) {
+    atomic_store_explicit(&queue->lost, what, memory_order_release);
+}
 
 /* Errors of queue pairs are not told: the next operation to that peer fails, with what the NIC says of it. A queue of
  * an endpoint that failed is the end of that endpoint alone. */
@@ -15,10 +19,10 @@ static void take_event(const uccl_ep_device *d, verbs_nic *nic, const struct ibv
         atomic_store_explicit(&nic->lost, 1, memory_order_release);
         break;
     case IBV_EVENT_CQ_ERR:
-        verbs_queue_failed(event->element.cq->cq_context, IBV_EVENT_CQ_ERR);
+        fail(event->element.cq->cq_context, "a completion queue overran");
         break;
     case IBV_EVENT_SRQ_ERR:
-        verbs_queue_failed(event->element.srq->srq_context, IBV_EVENT_SRQ_ERR);
+        fail(event->element.srq->srq_context, "a shared receive queue failed");
         break;
     case IBV_EVENT_QP_LAST_WQE_REACHED:
         verbs_last_receive(event->element.qp->qp_context);

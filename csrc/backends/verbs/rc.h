@@ -6,7 +6,7 @@
 #ifndef UCCL_EP_VERBS_RC_H
 #define UCCL_EP_VERBS_RC_H
 
-#include "verbs.h"
+#include "queue.h"
 
 /* wr_id: whose it is, of which connection, and its number there. Of a receive: RECEIVE, with peer and connection where
  * the queue is the peer's own. */
@@ -45,19 +45,13 @@ typedef struct verbs_peer {
 struct uccl_ep_endpoint {
     uccl_ep_device *device;
     verbs_nic *nic;
-    _Atomic uint32_t lost; /* an event said that a queue of it failed: its type + 1 */
     uint32_t nic_index, index, rank, peers;
     uint32_t depth; /* work requests that a queue pair takes, one of them for the end of a connection */
     uint32_t mask;  /* of places for their cookies */
     uint32_t receives_peer, inline_bytes;
-    struct ibv_cq *cq;
+    verbs_queue queue; /* of completions; the context of its events, and of the shared queue's */
     struct ibv_srq *srq;
-    /* Completions that disconnect() found and poll() has not given yet: [head, tail). */
-    uccl_ep_completion *found;
-    uint32_t found_head, found_tail, found_room;
-    uint32_t poll_failures; /* on end */
-    uint64_t *cookies;      /* [peers][mask + 1] */
-    bool loss_told;         /* of the NIC */
+    uint64_t *cookies; /* [peers][mask + 1] */
     /* A batch in the making. */
     struct ibv_send_wr requests[VERBS_BATCH];
     struct ibv_sge pieces[VERBS_BATCH];
@@ -73,7 +67,7 @@ uccl_ep_status verbs_qp_close(uccl_ep_endpoint *endpoint, uint32_t peer);
 uccl_ep_status verbs_post_receives(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
 /* For a device without endpoints and regions: verbs_transport.try_adds. */
 uccl_ep_status verbs_try_adds(uccl_ep_device *device, char *text);
-/* Take all that is in the completion queue into endpoint->found. */
+/* Empty the completion queue on the side. */
 uccl_ep_status verbs_collect(uccl_ep_endpoint *endpoint);
 
 #endif

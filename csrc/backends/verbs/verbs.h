@@ -8,6 +8,7 @@
  *   open.c      opening one or several of them; from limits to promises
  *   memory.c    registration: host memory, dmabufs, device memory by its address
  *   operation.h which operations are carried out
+ *   queue.c     the completion queue of an endpoint
  *   status.c    statuses of completions
  *   events.c    events of the device
  *   wire.h      what ranks tell each other
@@ -19,7 +20,7 @@
  *   rc.c        what a device has to have, and what is promised
  *   gid.c       the address of a port: GID or LID, partition key
  *   trial.c     does an atomic add add?
- *   endpoint.c  completion queues, receives, a queue pair for each peer
+ *   endpoint.c  receives, a queue pair for each peer
  *   connect.c   addresses, and a queue pair from INIT to RTS and back
  *   submit.c    operations to work requests
  *   complete.c  completions
@@ -234,6 +235,9 @@ verbs_limits verbs_common_limits(const verbs_options *options, const verbs_found
 void verbs_capabilities(const verbs_library *library, const verbs_options *options, const verbs_found *found,
                         uint32_t nics, const uccl_ep_host *host, uccl_ep_caps *caps);
 const char *verbs_model_name(const struct ibv_device_attr *attributes, char text[64]);
+/* Zeroed memory of which only what is touched costs any; NULL, and errno. */
+void *verbs_reserve(size_t bytes);
+void verbs_release(void *memory, size_t bytes);
 /* How far a NIC is from the GPU, or from this thread: smaller is nearer. */
 uint32_t verbs_distance(const uccl_ep_host *host, const verbs_found *found);
 /* gid.c. False, and text[VERBS_TEXT] says why. */
@@ -345,8 +349,6 @@ int32_t verbs_poll(uccl_ep_endpoint *endpoint, uccl_ep_completion *completions, 
 uccl_ep_status verbs_replenish(uccl_ep_endpoint *endpoint, uint32_t peer, uint32_t n);
 int32_t verbs_events(uccl_ep_endpoint *endpoint, uccl_ep_event *events, uint32_t max);
 uccl_ep_status verbs_flush_local(uccl_ep_endpoint *endpoint, uccl_ep_region region);
-/* An event: a queue of that endpoint failed (enum ibv_event_type). Any thread. */
-void verbs_queue_failed(uccl_ep_endpoint *endpoint, uint32_t type);
 /* An event: a queue pair takes no more receives of a shared queue. Any thread. */
 void verbs_last_receive(void *qp_context);
 
