@@ -164,7 +164,12 @@ def test_a_push_is_one_store_behind_one_fence(built: Path) -> None:
     assert push.count("fence.acq_rel.sys") == 2
     assert push.index("fence.acq_rel.sys") < push.index(commands[0])
     others = {line.split()[0] for line in stores if line not in commands}
-    assert others == {"st.relaxed.sys.b64", "st.release.sys.b64"}, others
+    assert others == {"st.relaxed.sys.global.b64", "st.release.sys.global.b64"}, others
+    # A ring's words are not in shared memory, and the compiler knows.
+    assert set(re.findall(r"\batom\.\S+", push)) == {
+        "atom.relaxed.gpu.global.add.u64",
+        "atom.relaxed.gpu.global.exch.b32",
+    }
     assert "fence.sc" not in push
     assert "trap" not in push
     assert "vprintf" not in push
