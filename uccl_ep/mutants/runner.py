@@ -224,9 +224,7 @@ def left_out(mutants: Sequence[Mutant]) -> dict[str, str]:
     for vendor in sorted({m.vendor for m in mutants if m.vendor}):
         try:
             if not faulty(vendor).is_file():
-                raise SuiteError(
-                    f"{faulty(vendor)} is missing: built without libibverbs' headers"
-                )
+                raise SuiteError(f"{faulty(vendor)} is missing: built without libibverbs' headers")
             provider.lab_of(lab_options(Job(PROMPT, (0,), vendor=vendor)))
         except SuiteError as error:
             why |= {m.name: str(error) for m in mutants if m.vendor == vendor}
