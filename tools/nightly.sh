@@ -37,6 +37,7 @@ step exhaustive uccl-ep explore --profile all --exhaustive --runs "$(of 20000)" 
 step twice uccl-ep explore --profile efa3 --profile thor2 --profile pollara --exhaustive --duplicates 1 --lost-doorbells 1 \
     --runs "$(of 5000)" --json "$folder/twice.json"
 step wrong uccl-ep explore --profile all --wrong --seeds "$(of 1000)" --seed "$first" --json "$folder/wrong.json"
+step lab-setup uccl-ep lab setup # for the vendors' mutants, and for what follows
 step mutants uccl-ep mutants --seeds "$(of 3)" --json "$folder/mutants.json"
 step suite uccl-ep conformance --backend sim --profile all --level full --seed "$first" --json "$folder/suite.json"
 step staged uccl-ep conformance --backend sim --profile all --heap device --level full --seed "$first" --json "$folder/staged.json"
@@ -65,7 +66,6 @@ for device in efa:efa0 connectx:mlx5_0 thor:bnxt_re0,max_post=64,inflight=157286
         uccl-ep conformance --backend "$name" --level full --seed "$first" --json "$folder/verbs-$name.json"
 done
 # The vendors' own libraries on the lab's NICs: this machine's and fetched ones, the profiles, and queues that are small.
-step lab-setup uccl-ep lab setup
 lane() { # name, then options
     name=$1
     shift

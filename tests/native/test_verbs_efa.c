@@ -556,7 +556,7 @@ static void faults_are_found(void) {
         if (!child) {
             tested = "efa_faults";
             if (!whole && !freopen("/dev/null", "w", stderr)) _exit(2);
-            if (!whole) setenv("UCCL_EP_EFA_FAULT", faults[i].name, 1);
+            if (!whole) setenv("UCCL_EP_BACKEND_FAULT", faults[i].name, 1);
             for (size_t k = 0; k < sizeof(faults) / sizeof(*faults); k++)
                 if (whole || k == i) faults[k].test();
             _exit(0);

@@ -17,10 +17,11 @@ from uccl_ep.bootstrap import SingleProcess
 from uccl_ep.conformance.registry import CLAUSES, load
 from uccl_ep.conformance.results import CaseResult
 from uccl_ep.errors import CommandError, NotABackend
+from uccl_ep.lab import root
 from uccl_ep.mutants import runner
 from uccl_ep.mutants.programs import PROGRAMS
 from uccl_ep.mutants.registry import MUTANTS, Mutant, by_name
-from uccl_ep.mutants.worker import is_kill
+from uccl_ep.mutants.worker import faulty, is_kill
 
 # What the suite must be shown to notice, at least.
 NEEDED = {
@@ -45,6 +46,9 @@ def test_registry_is_what_can_be_broken(checkout: Path) -> None:
     assert {(m.fault, m.clause) for m in MUTANTS if m.place == "program"} == {
         (name, clause) for name, (clause, _) in PROGRAMS.items()
     }
+    vendors = [m for m in MUTANTS if m.place == "vendor"]
+    assert {(m.fault, m.clause) for m in vendors} <= table(checkout / "csrc/backends/verbs/fault.h")
+    assert all(m.vendor and m.says for m in vendors), "the vendor's words are what kills"
 
 
 def test_clauses() -> None:
@@ -88,6 +92,32 @@ def test_what_kills(status: str, message: str, kills: bool, kills_if_about_hangi
     assert is_kill(result, True) is kills_if_about_hanging
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "recorded", "kills"),
+    [
+        ("fail", "unexpected NicError: posting: Invalid argument (errno 22)", [], True),
+        ("fail", "unexpected ChannelClosed: see errors()", ["posting: Invalid argument (errno 22)"], True),
+        ("fail", "a signal is visible and the bytes before it are not", ["something else"], False),
+        ("timeout", "not finished after 20 s (errno 22)", [], False),
+    ],
+)
+def test_a_mutant_of_the_vendors_is_killed_by_the_vendors_words_alone(
+    status: str, message: str, recorded: list[str], kills: bool
+) -> None:
+    result = CaseResult("sig2.x", "", ("SIG-2",), "core", status, 0.1, {"message": message, "recorded": recorded}, 2)
+    assert is_kill(result, False, "(errno 22)") is kills
+
+
+def test_what_has_no_library_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(root, "choose", lambda nic, which: (_ for _ in ()).throw(root.Missing(f"no library of {nic}")))
+    vendors = [m for m in MUTANTS if m.vendor]
+    told = runner.left_out(vendors)
+    assert set(told) == {m.name for m in vendors}
+    assert all("is missing" in why or "no library of" in why for why in told.values())
+    with pytest.raises(runner.MutantsError):
+        runner.run(vendors, [1], jobs=1, progress=lambda *_: None)
+
+
 def run(mutant: Mutant) -> runner.Verdict:
     (verdict,) = runner.run([mutant], [1], jobs=1, progress=lambda *_: None).verdicts
     return verdict
@@ -116,6 +146,11 @@ def test_the_product_has_no_fault_points() -> None:
     point = b"UCCL_EP_FAULT_POINTS"
     assert point not in paths.core_library().read_bytes()
     assert point in (paths.mutation_dir() / "libuccl_ep.so.0").read_bytes()
+    for name in ("efa", "pollara"):
+        product = paths.library_dir() / f"libuccl_ep_backend_{name}.so"
+        if product.is_file():
+            assert b"UCCL_EP_BACKEND_FAULT" not in product.read_bytes()
+            assert b"UCCL_EP_BACKEND_FAULT" in faulty(name).read_bytes()
 
 
 def open_with(options: str) -> Communicator:

@@ -248,6 +248,11 @@ class Context:
                 parts.extend(f"  took {entry}" for entry in trace)
         return "\n".join(parts)
 
+    def recorded(self) -> list[str]:
+        """The first failure that each open communicator has a record of: what comes later may name its effect alone."""
+        failures = [bench.comm.errors() for bench in self._benches if not bench.closed]
+        return [records[0].text for records in failures if records]
+
     # ------------------------------------------------------------------------------------------- the other ranks
 
     def allgather(self, data: bytes, ranks: Sequence[int] | None = None, *, drive: bool = True) -> list[bytes]:

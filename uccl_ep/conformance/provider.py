@@ -138,12 +138,22 @@ def run_on_lab(options: Options, progress: Progress | None = None) -> SuiteResul
     return result
 
 
+def environment(lab: Lab) -> dict[str, str]:
+    """Of a process in that lab, whose interpreter is lab.libraries.python()."""
+    return {k: v for k, v in lab.environment().items() if k not in _NOT_INHERITED}
+
+
 def _start(lab: Lab, writer: int, output: Any) -> subprocess.Popen[bytes]:
-    environment = {k: v for k, v in lab.environment().items() if k not in _NOT_INHERITED}
     words = [str(lab.libraries.python()), "-m", __name__, str(writer), str(os.getpid())]
     try:
         return subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(writer,), env=environment, cwd="/"
+            words,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=(writer,),
+            env=environment(lab),
+            cwd="/",
         )
     except OSError as error:
         raise SuiteError(f"--lane 'provider': {words[0]}: {error.strerror}") from error

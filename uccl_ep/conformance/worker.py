@@ -215,6 +215,7 @@ def judge(case: Case, ctx: Context, body: Callable[[], None]) -> tuple[str, dict
             "message": f"unexpected {type(error).__name__}: {error}",
             "at": _where(error),
             "stage": ctx.stage,
+            "recorded": ctx.recorded(),
         }
     except OutOfTime as error:
         return "timeout", {"message": str(error), "at": _where(error), "stage": ctx.stage}

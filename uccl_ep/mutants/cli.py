@@ -37,6 +37,7 @@ def mutants(
     """Prove the suite: run it on NICs and cores that are broken on purpose. It must notice each, and nothing else."""
     from rich.console import Console
     from rich.live import Live
+    from rich.markup import escape
     from rich.text import Text
 
     from . import runner
@@ -72,6 +73,8 @@ def mutants(
         print(f"uccl-ep mutants: interrupted after {reached}; no report is written", file=sys.stderr)
         raise typer.Exit(130) from None
     console.print(_table(result))
+    for name, why in result.left_out.items():
+        console.print(f"left out  {name}: {escape(why)}", soft_wrap=True)
     console.print(_summary(result), soft_wrap=True)
     if json is not None:
         text = json_module.dumps(result.as_dict(), indent=2)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mutants. Those of the NIC are faults of the mutant backend (csrc/mutation) or knobs of a virtual NIC, those of
 the core its fault points, those of the device faults of device.h, and programs are callers that rely on what the
-contract does not say.
+contract does not say. Those of the vendor are faults of a backend over libibverbs (csrc/backends/verbs/fault.h) on the
+lab's NICs (uccl_ep.lab): each breaks a rule of the vendor's, and is killed by nothing but the words in which the
+vendor's own library, or the NIC, tells of that.
 
 Those without a profile run on a NIC with manners: it is slow, takes parts of batches, has no room at times. What is
 broken then shows for longer than an instant, and a suite that is clean on the same NIC without the fault has been shown
@@ -35,9 +37,10 @@ class Ground:
     strategy: str = "auto"  # asked for
     kernels: bool = False  # the lane gpu, on the CPU's emulation
     heap: str = "host"  # or "device", which virtual NICs do not reach: staged
+    vendor: str = ""  # the lane provider: the backend and the variant of its NIC, as in "efa:efa3"
 
     def __str__(self) -> str:
-        words = [self.profile, self.nic, "" if self.strategy == "auto" else self.strategy]
+        words = [self.vendor, self.profile, self.nic, "" if self.strategy == "auto" else self.strategy]
         words.append("posted by kernels" if self.kernels else "")
         words.append("staged heaps" if self.heap == "device" else "")
         return ", ".join(filter(None, words)) or "no disturbance"
@@ -45,7 +48,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Mutant:
-    place: str  # "nic", "core", "device" (device.h) or "program"
+    place: str  # "nic", "core", "device" (device.h), "program" or "vendor"
     fault: str  # its name there
     clause: str
     what: str
@@ -55,14 +58,17 @@ class Mutant:
     profile: str = ""  # of a virtual NIC that must break it
     strategy: str = "auto"
     heap: str = "host"
+    vendor: str = ""
+    says: str = ""  # of the vendor's: what the failure must say
 
     @property
     def name(self) -> str:
-        return f"{self.place}.{self.fault}" + (f"@{self.profile}" if self.profile else "")
+        on = self.profile or self.vendor.partition(":")[2]
+        return f"{self.place}.{self.fault}" + (f"@{on}" if on else "")
 
     @property
     def ground(self) -> Ground:
-        return Ground(self.nic, self.profile, self.strategy, self.place == "device", self.heap)
+        return Ground(self.nic, self.profile, self.strategy, self.place == "device", self.heap, self.vendor)
 
 
 def _nic(fault: str, clause: str, what: str, *first: str, nic: str = SLOW, time_scale: float = 1.0) -> Mutant:
@@ -90,6 +96,12 @@ def _virtual(
     heap: str = "host",
 ) -> Mutant:
     return Mutant(place, fault, clause, what, knobs, first, time_scale, profile, strategy, heap)
+
+
+def _vendor(fault: str, clause: str, what: str, vendor: str, first: str, says: str) -> Mutant:
+    # Receives that are not there are not waited for; where nothing is broken there are enough.
+    nic = "rnr_retry=0" if vendor.startswith("efa") else PROMPT
+    return Mutant("vendor", fault, clause, what, nic, (first,), 5.0, vendor=vendor, says=says)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -254,6 +266,16 @@ MUTANTS: tuple[Mutant, ...] = (
              "pub2.as_large_as_the_ring", heap="device"),
     _virtual("nic", "key32", "MEM-1", "cuts keys of 64 bits to 32", "cxi", "mem1.reached_by_all"),
     _virtual("nic", "queues", "MEM-1", "gives queues that it does not have", "efa", "mem1.queues_of_a_nic"),
+    _vendor("not_unsolicited", "SIG-1", "sends immediates without a receive to a queue pair that takes none such",
+            "efa:efa3", "sig1.add_of_zero", "no receive posted for an immediate"),
+    _vendor("late_handle", "PUT-2", "makes the handle of a peer when something is first sent to it",
+            "efa:efa3", "put2.idle_target", "it has no address handle for it"),
+    _vendor("unsignalled", "QUI-1", "posts requests without a completion", "efa:efa3", "sig1.add_of_zero",
+            "(errno 22)"),
+    _vendor("past_queue", "PUT-1", "posts more requests than the queue holds", "efa:efa3", "put1.cut_in_pieces",
+            "(errno 12)"),
+    _vendor("responders_unshared", "MEM-1", "asks for all responder resources of the NIC, for each queue pair",
+            "pollara:pollara", "mem1.reached_by_all", "share its responder resources"),
 )  # fmt: skip
 
 

@@ -20,13 +20,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..conformance import provider
+from ..conformance.errors import SuiteError
 from ..conformance.gpu import DEVICE_FAULT
 from ..paths import library_dir, mutation_dir
-from .registry import ABOUT_HANGING, Ground, Mutant
-from .worker import Job
+from .registry import ABOUT_HANGING, PROMPT, Ground, Mutant
+from .worker import Job, faulty, lab_options
 
 SCHEMA = "uccl_ep.mutants/1"
 FAULT_POINTS = "UCCL_EP_FAULT_POINTS"
+BACKEND_FAULT = "UCCL_EP_BACKEND_FAULT"
 # Nothing here takes so long; a case has a deadline of its own.
 WORKER_SECONDS = 900.0
 # Not from the current folder, which may be a source tree.
@@ -104,6 +107,7 @@ class Verdict:
 class Result:
     verdicts: list[Verdict]
     seconds: float = 0.0
+    left_out: dict[str, str] = field(default_factory=dict)  # mutants, and why they cannot be run here
 
     @property
     def score(self) -> float:
@@ -115,6 +119,7 @@ class Result:
             "mutants": [v.as_dict() for v in self.verdicts],
             "score": self.score,
             "seconds": round(self.seconds, 1),
+            "left_out": self.left_out,
         }
 
 
@@ -141,12 +146,21 @@ class _Workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
-    def run(self, job: Job, fault_point: str | None, device_fault: str = "") -> Iterator[dict[str, Any]]:
+    def run(
+        self, job: Job, fault_point: str | None, device_fault: str = "", backend_fault: str = ""
+    ) -> Iterator[dict[str, Any]]:
         """What the worker says. `fault_point`: run the mutation core, with that point on; "" leaves all off.
-        `device_fault`: of device.h."""
-        environment = {k: v for k, v in os.environ.items() if k not in (FAULT_POINTS, DEVICE_FAULT)}
+        `device_fault`: of device.h. `backend_fault`: of a backend over libibverbs."""
+        python, surrounding = sys.executable, dict(os.environ)
+        if job.vendor:
+            lab = provider.lab_of(lab_options(job))
+            python, surrounding = str(lab.libraries.python()), provider.environment(lab)
+        faults = (FAULT_POINTS, DEVICE_FAULT, BACKEND_FAULT)
+        environment = {k: v for k, v in surrounding.items() if k not in faults}
         if device_fault:
             environment[DEVICE_FAULT] = device_fault
+        if backend_fault:
+            environment[BACKEND_FAULT] = backend_fault
         if fault_point is not None:
             paths = [str(mutation_dir()), environment.get("LD_LIBRARY_PATH", "")]
             environment["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
@@ -156,7 +170,7 @@ class _Workers:
             if self._over:
                 raise MutantsError("the run was ended")
             process = subprocess.Popen(
-                [sys.executable, "-c", _START],
+                [python, "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -204,9 +218,26 @@ def _check_installed() -> None:
             raise MutantsError(f"{path} is missing: install uccl_ep with its mutation libraries (pip install uccl_ep)")
 
 
+def left_out(mutants: Sequence[Mutant]) -> dict[str, str]:
+    """Those whose vendor's library, or the backend that it drives, is not here: name, and the reason with a remedy."""
+    why: dict[str, str] = {}
+    for vendor in sorted({m.vendor for m in mutants if m.vendor}):
+        try:
+            if not faulty(vendor).is_file():
+                raise SuiteError(f"{faulty(vendor)} is missing: built without libibverbs' headers")
+            provider.lab_of(lab_options(Job(PROMPT, (0,), vendor=vendor)))
+        except SuiteError as error:
+            why |= {m.name: str(error) for m in mutants if m.vendor == vendor}
+    return why
+
+
 def run(mutants: Sequence[Mutant], seeds: Sequence[int], *, jobs: int, progress: Progress) -> Result:
     """Raises MutantsError if the run cannot be made; a mutant that survives is a result."""
     _check_installed()
+    absent = left_out(mutants)
+    mutants = [m for m in mutants if m.name not in absent]
+    if not mutants:
+        raise MutantsError("; ".join(sorted(set(absent.values()))))
     began = time.monotonic()
     verdicts = {m.name: Verdict(m, tuple(seeds)) for m in mutants}
     # The workers end first, or the pool would wait for them.
@@ -223,7 +254,7 @@ def run(mutants: Sequence[Mutant], seeds: Sequence[int], *, jobs: int, progress:
         for i, future in enumerate(as_completed([pool.submit(hunt, m) for m in mutants]), 1):
             progress("mutants", i, len(mutants), future.result())
         _baselines(workers, pool, list(verdicts.values()), nics, jobs, progress)
-    return Result(list(verdicts.values()), time.monotonic() - began)
+    return Result(list(verdicts.values()), time.monotonic() - began, absent)
 
 
 def _look(
@@ -233,8 +264,9 @@ def _look(
 
     def look(ground: Ground) -> tuple[dict[str, Any], str]:
         job = Job(
-            ground.nic, (seed,), profile=ground.profile, asked=ground.strategy, kernels=ground.kernels, heap=ground.heap
-        )
+            ground.nic, (seed,), profile=ground.profile, asked=ground.strategy, kernels=ground.kernels,
+            heap=ground.heap, vendor=ground.vendor,
+        )  # fmt: skip
         (found,) = workers.run(job, None)
         return found["capabilities"], found["strategy"]
 
@@ -260,10 +292,12 @@ def _hunt(workers: _Workers, verdict: Verdict, nic: tuple[dict[str, Any], str]) 
         kernels=mutant.ground.kernels,
         heap=mutant.ground.heap,
         program=mutant.fault if mutant.place == "program" else "",
+        vendor=mutant.vendor,
+        says=mutant.says,
     )
-    faults = {place: mutant.fault for place in ("core", "device") if place == mutant.place}
+    faults = {mutant.place: mutant.fault}
     try:
-        for line in workers.run(job, faults.get("core"), faults.get("device", "")):
+        for line in workers.run(job, faults.get("core"), faults.get("device", ""), faults.get("vendor", "")):
             if line["killed"]:
                 verdict.kills.append(Kill(line["seed"], line["case"], line["asserted"], line["message"]))
             else:
@@ -311,6 +345,7 @@ def _baselines(
             kernels=where.ground.kernels,
             heap=where.ground.heap,
             program=where.program,
+            vendor=where.ground.vendor,
         )
         for line in workers.run(job, "" if where.core else None):
             for kill in wanted[where][line["case"], line["seed"]]:

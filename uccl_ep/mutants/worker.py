@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..conformance import runner
 from ..conformance.registry import Case
 from ..conformance.results import CaseResult
-from ..paths import library_dir
+from ..lab import nics
+from ..paths import library_dir, mutation_dir
 from . import programs
 from .registry import Ground
 
@@ -40,10 +43,12 @@ class Job:
     kernels: bool = False  # cases are posted by kernels
     heap: str = "host"
     program: str = ""  # instead of cases: the wrong caller; in a baseline, the right one
+    vendor: str = ""  # this process is in the lab
+    says: str = ""
 
     @property
     def ground(self) -> Ground:
-        return Ground(self.nic, self.profile, self.asked, self.kernels, self.heap)
+        return Ground(self.nic, self.profile, self.asked, self.kernels, self.heap, self.vendor)
 
     @staticmethod
     def from_json(text: str) -> Job:
@@ -52,8 +57,12 @@ class Job:
         return Job(**{**plain, "seeds": tuple(plain["seeds"]), "first": tuple(plain["first"])})
 
 
-def is_kill(result: CaseResult, hanging: bool) -> bool:
-    """An assertion of the case failed; or, where the clause is about that, something did not end. A crash is none."""
+def is_kill(result: CaseResult, hanging: bool, says: str = "") -> bool:
+    """An assertion of the case failed; or, where the clause is about that, something did not end. A crash is none.
+    With `says` it is any failure that says so, or of which a communicator's record does."""
+    if says:
+        told = [result.message, *result.detail.get("recorded", [])]
+        return result.status == "fail" and any(says in text for text in told)
     if result.status == "timeout":
         return hanging
     if result.status != "fail":
@@ -62,7 +71,30 @@ def is_kill(result: CaseResult, hanging: bool) -> bool:
     return hanging or not result.message.startswith("unexpected ")
 
 
+def lab_options(job: Job) -> runner.Options:
+    """What the lab of such a job is made of."""
+    backend, _, variant = job.vendor.partition(":")
+    return runner.Options(backend=backend, lane="provider", variant=variant, seed=job.seeds[0], ranks=2)
+
+
+def faulty(vendor: str) -> Path:
+    """The backend with its faults."""
+    return mutation_dir() / f"libuccl_ep_backend_{vendor.partition(':')[0]}_faults.so"
+
+
 def _options(job: Job, seed: int) -> runner.Options:
+    if job.vendor:
+        return replace(
+            lab_options(job),
+            library=faulty(job.vendor) if job.capabilities is not None else None,
+            devices=[nic.name for nic in nics.describe(os.environ["UCCL_EP_LAB"])],
+            backend_options=job.nic,
+            level="full",
+            seed=seed,
+            clauses=(job.clause,) if job.clause else (),
+            variants=False,
+            time_scale=job.time_scale,
+        )
     if job.profile:
         return runner.Options(
             backend="sim",
@@ -98,7 +130,7 @@ def _say(**content: Any) -> None:
 def _run(case: Case, job: Job, seed: int) -> bool:
     assert job.capabilities is not None
     result = runner.run_case(case, _options(job, seed), seed, job.capabilities)
-    killed = is_kill(result, job.hanging)
+    killed = is_kill(result, job.hanging, job.says)
     _say(
         case=case.id,
         seed=seed,

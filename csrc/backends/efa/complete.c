@@ -39,7 +39,7 @@ static bool receive(uccl_ep_endpoint *e, const struct ibv_wc *wc, uccl_ep_comple
     efa_peer *p = peer < e->peers ? &e->peer[peer] : NULL;
     if (__builtin_expect(immediate && !p, 0)) tell_stranger(e, wc);
     /* Failed, of nobody, of an earlier connection, or of one that ends. */
-    if (!p || p->state != EFA_CONNECTED || (value >> EFA_IMMEDIATE_BITS != p->ours && !EFA_FAULT(old_immediates))) {
+    if (!p || p->state != EFA_CONNECTED || (value >> EFA_IMMEDIATE_BITS != p->ours && !VERBS_FAULT(old_immediates))) {
         if (took && efa_post_receives(e, 1) != UCCL_EP_OK)
             atomic_store_explicit(&e->queue.lost, "a receive that was taken could not be posted again",
                                   memory_order_release);

@@ -98,7 +98,7 @@ uccl_ep_status verbs_connect(uccl_ep_endpoint *e, uint32_t peer, const void *blo
     p->taken = 0;
     memcpy(p->gid, address.gid, sizeof p->gid);
     /* Here, and not when something is sent: the peer's NIC may be the first to send. */
-    if (!EFA_FAULT(late_handle)) status = efa_make_handle(e, peer);
+    if (!VERBS_FAULT(late_handle)) status = efa_make_handle(e, peer);
     if (status != UCCL_EP_OK) return status;
     p->qp_number = address.qp_number;
     p->qkey = address.qkey;

@@ -21,8 +21,8 @@
 #ifndef UCCL_EP_EFA_H
 #define UCCL_EP_EFA_H
 
+#include "../verbs/fault.h"
 #include "../verbs/queue.h"
-#include "fault.h"
 
 /*
  * efadv.h of rdma-core, as of version 65: what older headers lack is declared here, and looked for at run time. Layouts

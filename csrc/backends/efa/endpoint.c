@@ -22,7 +22,7 @@ uccl_ep_status efa_post_receives(uccl_ep_endpoint *e, uint32_t n) {
     struct ibv_recv_wr requests[VERBS_BATCH], *bad;
     struct ibv_sge nowhere = {
         .addr = (uintptr_t)e->nic->scratch, .length = sizeof(uint64_t), .lkey = e->nic->scratch_mr->lkey};
-    if (e->unsolicited || EFA_FAULT(no_receives)) return UCCL_EP_OK;
+    if (e->unsolicited || VERBS_FAULT(no_receives)) return UCCL_EP_OK;
     memset(requests, 0, sizeof requests);
     while (n) {
         const uint32_t some = n < VERBS_BATCH ? n : VERBS_BATCH;
@@ -73,8 +73,8 @@ static struct ibv_qp *create(const uccl_ep_endpoint *e, uint32_t inline_bytes, u
                                              .send_cq = e->queue.cq,
                                              .recv_cq = e->queue.cq,
                                              .qp_type = IBV_QPT_DRIVER,
-                                             .sq_sig_all = !EFA_FAULT(unsignalled),
-                                             .cap = {.max_send_wr = e->depth,
+                                             .sq_sig_all = !VERBS_FAULT(unsignalled),
+                                             .cap = {.max_send_wr = VERBS_FAULT(past_queue) ? 1 : e->depth,
                                                      .max_recv_wr = receives ? receives : 1,
                                                      .max_send_sge = 1,
                                                      .max_recv_sge = 1,
@@ -85,7 +85,7 @@ static struct ibv_qp *create(const uccl_ep_endpoint *e, uint32_t inline_bytes, u
                                                  IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM};
     struct efadv_qp_init_attr own = {.driver_qp_type = EFADV_SRD, .sl = (uint8_t)e->device->options.service_level};
     if (l->initiator_depth) attributes.send_ops_flags |= IBV_QP_EX_WITH_RDMA_READ;
-    if (e->unsolicited) own.flags |= EFADV_QP_UNSOLICITED;
+    if (e->unsolicited && !VERBS_FAULT(not_unsolicited)) own.flags |= EFADV_QP_UNSOLICITED;
     if (inline_bytes) own.flags |= EFADV_QP_INLINE_WRITE;
     errno = 0;
     struct ibv_qp *qp = ((efadv_create_qp_ex_function)e->device->library.own[EFA_CREATE_QP])(
@@ -114,7 +114,8 @@ static uccl_ep_status open_qp(uccl_ep_endpoint *e, uint32_t receives) {
         inline_bytes = 0; /* with inline writes a queue holds fewer requests, and not every version has them */
     }
     e->calls = library->ibv_qp_to_qp_ex ? library->ibv_qp_to_qp_ex(e->qp) : NULL;
-    if (!e->calls || cap.max_send_wr < e->depth || (!e->unsolicited && cap.max_recv_wr < receives))
+    if (!e->calls || (cap.max_send_wr < e->depth && !VERBS_FAULT(past_queue)) ||
+        (!e->unsolicited && cap.max_recv_wr < receives))
         return verbs_fail(e->device->host, UCCL_EP_E_NIC, 0,
                           "%s: a queue pair of %u requests and %u receives was asked for, and has %u and %u%s",
                           e->nic->found.name, e->depth, receives, cap.max_send_wr, cap.max_recv_wr,
@@ -168,7 +169,7 @@ static uccl_ep_status open_queues(uccl_ep_endpoint *e) {
     e->free = (uint32_t *)(void *)(e->slots + e->depth);
     for (e->n_free = 0; e->n_free < e->depth; e->n_free++) e->free[e->n_free] = e->n_free;
     const uccl_ep_status status = verbs_queue_open(
-        &e->queue, d, e->nic, EFA_FAULT(small_queue) ? e->depth : (uint32_t)entries, (uint32_t)entries);
+        &e->queue, d, e->nic, VERBS_FAULT(small_queue) ? e->depth : (uint32_t)entries, (uint32_t)entries);
     if (status != UCCL_EP_OK) return status;
     return open_qp(e, e->unsolicited ? 0 : (uint32_t)receives);
 }

@@ -27,7 +27,7 @@ static inline void request(uccl_ep_endpoint *e, const efa_peer *p, const verbs_r
     const uint64_t here = local->address + o->local_offset, there = remote->address + o->remote_offset;
     const uint32_t rkey = remote->rkeys[e->nic_index];
     qp->wr_id = wr_id;
-    qp->wr_flags = EFA_FAULT(unsignalled) ? 0 : IBV_SEND_SIGNALED;
+    qp->wr_flags = VERBS_FAULT(unsignalled) ? 0 : IBV_SEND_SIGNALED;
     /* The CPU copies what goes inline: not from a GPU's memory. */
     const bool inlined = o->length && o->length <= e->granted_inline && o->kind != UCCL_EP_OPERATION_READ &&
                          local->kind == UCCL_EP_MEMORY_HOST;
@@ -60,7 +60,7 @@ uccl_ep_status verbs_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_op
     if (peer >= e->peers) return verbs_fail(d->host, UCCL_EP_E_RANGE, 0, "rank %u: there are %u", peer, e->peers);
     efa_peer *p = &e->peer[peer];
     if (p->state != EFA_CONNECTED) return verbs_fail(d->host, UCCL_EP_E_INVALID, 0, "rank %u: not connected", peer);
-    if (EFA_FAULT(late_handle) && !p->ah) {
+    if (VERBS_FAULT(late_handle) && !p->ah) {
         const uccl_ep_status status = efa_make_handle(e, peer);
         if (status != UCCL_EP_OK) return status;
     }
@@ -68,14 +68,13 @@ uccl_ep_status verbs_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_op
         const uint32_t left = n - *accepted, most = left < VERBS_BATCH ? left : VERBS_BATCH;
         const uccl_ep_operation *refused = NULL;
         uint32_t batch = 0;
-        for (; batch < most && (e->n_free || EFA_FAULT(past_queue)); batch++) {
+        for (; batch < most && e->n_free; batch++) {
             const uccl_ep_operation *o = &operations[*accepted + batch];
             const verbs_remote *remote = verbs_remote_of(d, peer, o);
             if (!verbs_valid(d, e->nic, o, remote)) {
                 refused = o;
                 break;
             }
-            if (EFA_FAULT(past_queue) && !e->n_free) e->n_free++; /* whoever had it loses it */
             if (!batch) ibv_wr_start(e->calls);
             request(e, p, remote, o, take_slot(e, peer, o->cookie));
         }
@@ -83,7 +82,7 @@ uccl_ep_status verbs_submit(uccl_ep_endpoint *e, uint32_t peer, const uccl_ep_op
             const int error = ibv_wr_complete(e->calls); /* all or nothing */
             if (error) {
                 give_back(e, batch);
-                if (error == ENOMEM) return UCCL_EP_OK; /* its queue is full: later */
+                if (error == ENOMEM && !VERBS_FAULT(past_queue)) return UCCL_EP_OK; /* its queue is full: later */
                 return verbs_fail(d->host, UCCL_EP_E_NIC, error, "%.32s: posting to rank %u: %s (errno %d)",
                                   e->nic->found.name, peer, strerror(error), error);
             }

@@ -31,7 +31,7 @@ static bool reads_or_adds(const uccl_ep_endpoint *e) {
 static uint8_t responder_depth(const uccl_ep_endpoint *e) {
     const verbs_limits *l = &e->nic->found.limits;
     uint32_t depth = l->responder_depth < 16 || e->device->options.rd_atomic != VERBS_UNSET ? l->responder_depth : 16;
-    if (!l->device_responders) return (uint8_t)(depth < 255 ? depth : 255);
+    if (!l->device_responders || VERBS_FAULT(responders_unshared)) return (uint8_t)(depth < 255 ? depth : 255);
     if (!reads_or_adds(e)) return 0;
     const uint32_t share = l->device_responders / (e->peers * (e->device->endpoints ? e->device->endpoints : 1));
     if (depth > share) depth = share;

@@ -6,6 +6,7 @@
 #ifndef UCCL_EP_VERBS_RC_H
 #define UCCL_EP_VERBS_RC_H
 
+#include "fault.h"
 #include "queue.h"
 
 /* wr_id: whose it is, of which connection, and its number there. Of a receive: RECEIVE, with peer and connection where
