@@ -2,7 +2,7 @@
 """What vendors' libraries write into the queues of the lab's NICs, for tests/native/golden: one file for each library,
 version and kind of NIC that writes differently.
 
-    python -m tests.system.golden        makes those files anew whose libraries this machine has (`uccl-ep lab setup`)
+    python tests/system/golden.py        makes those files anew whose libraries this machine has (`uccl-ep lab setup`)
 """
 
 from __future__ import annotations

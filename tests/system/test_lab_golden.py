@@ -38,4 +38,4 @@ def test_a_library_writes_what_was_kept(program: Path, golden: Golden) -> None:
         pytest.skip(str(missing))
     kept = golden.file.read_text().splitlines()
     for number, (new, old) in enumerate(zip(fresh.splitlines(), kept, strict=True), 1):
-        assert new == old, f"{golden.file.name}, line {number}: python -m tests.system.golden makes it anew"
+        assert new == old, f"{golden.file.name}, line {number}: python tests/system/golden.py makes it anew"
