@@ -38,6 +38,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ring.h"
 #include "virtual_nic.h"
 
 struct lab_model;
@@ -280,6 +281,9 @@ struct lab_model {
     bool tells_rest;
     /* Has the program asked for an event, by memory that the NIC reads? Sets cq->armed. May be NULL. */
     void (*look)(lab_cq *cq);
+
+    /* Where the program's entries are; left as it is if there is no such queue. */
+    void (*ring)(const lab_qp *qp, enum lab_ring_kind kind, struct lab_ring *ring);
 
     /* A store of `width` bytes to a page of lab_trap, in the order of the program's stores. In the NIC's thread. */
     void (*store)(lab_context *context, uint32_t page, uint32_t offset, uint64_t value, uint32_t width);

@@ -21,6 +21,7 @@ static struct {
 } plane;
 
 uint32_t lab_wanted;
+static uint32_t plane_slot = 5;
 static struct vnic_region *plane_region = (struct vnic_region *)&plane;
 
 int lab_nic_open(lab_device *device) {
@@ -33,7 +34,7 @@ void lab_nic_wake(void) {
 }
 
 uint32_t lab_slot(void) {
-    return 5;
+    return plane_slot;
 }
 
 int lab_region_add(lab_mr *mr) {

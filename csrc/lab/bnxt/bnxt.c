@@ -245,4 +245,5 @@ const struct lab_model lab_bnxt = {.name = "thor",
                                    .cq_used = bnxt_cq_used,
                                    .complete = bnxt_complete,
                                    .tells_rest = true,
+                                   .ring = bnxt_ring,
                                    .store = bnxt_store};

@@ -192,6 +192,7 @@ struct bnxt_ring {
     const uint8_t *entries;
     uint32_t n, posted, taken; /* indices of the ring */
     uint32_t over;             /* of the entry that its doorbell should not have covered any more; n: none */
+    uint64_t rung;             /* the last store that moved `posted` */
 };
 
 struct bnxt_srq {
@@ -213,6 +214,7 @@ uint32_t bnxt_cq_used(lab_cq *cq);
 void bnxt_complete(lab_cq *cq, const struct lab_done *done);
 
 /* doorbell.c */
+void bnxt_ring(const lab_qp *qp, enum lab_ring_kind kind, struct lab_ring *ring);
 void bnxt_store(lab_context *context, uint32_t page, uint32_t offset, uint64_t value, uint32_t width);
 
 #endif

@@ -35,7 +35,9 @@ static void ring_queue(lab_context *context, uint64_t value, bool receives) {
     struct bnxt_qp *of = qp->model_data;
     struct bnxt_ring *ring = receives ? &of->receives : &of->sends;
     const uint32_t before = ring->posted, batch = (uint32_t)context->device->knobs.max_batch;
-    if (!move(context, &ring->posted, ring->n, value) || receives || !batch) return;
+    if (!move(context, &ring->posted, ring->n, value)) return;
+    ring->rung = value;
+    if (receives || !batch) return;
     if ((ring->posted + ring->n - before) % ring->n > batch) ring->over = (before + batch) % ring->n;
 }
 
@@ -47,7 +49,7 @@ static void ring_shared(lab_context *context, uint64_t value, bool arm) {
     }
     struct bnxt_srq *of = srq->model_data;
     if (!arm) {
-        move(context, &of->ring.posted, of->ring.n, value);
+        if (move(context, &of->ring.posted, of->ring.n, value)) of->ring.rung = value;
         return;
     }
     srq->limit = BNXT_DOORBELL_INDEX(value);
@@ -104,4 +106,19 @@ void bnxt_store(lab_context *context, uint32_t page, uint32_t offset, uint64_t v
     default:
         refuse(context, type, "a type that this NIC does not offer", value);
     }
+}
+
+void bnxt_ring(const lab_qp *qp, enum lab_ring_kind kind, struct lab_ring *ring) {
+    const struct bnxt_qp *of = qp->model_data;
+    const bool sends = kind == LAB_RING_SENDS;
+    const struct bnxt_ring *r = sends     ? &of->sends
+                                : qp->srq ? &((const struct bnxt_srq *)qp->srq->model_data)->ring
+                                          : &of->receives;
+    *ring = (struct lab_ring){.entries = r->entries,
+                              .bytes = r->n * BNXT_ENTRY,
+                              .unit = BNXT_ENTRY,
+                              .posted = r->posted,
+                              .number = !sends && qp->srq ? qp->srq->handle : qp->number,
+                              .doorbell_bytes = sizeof r->rung};
+    memcpy(ring->doorbell, &r->rung, sizeof r->rung);
 }

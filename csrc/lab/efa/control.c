@@ -318,4 +318,5 @@ const struct lab_model lab_efa = {.name = "efa",
                                   .fetch_receive = efa_fetch_receive,
                                   .cq_used = efa_cq_used,
                                   .complete = efa_complete,
-                                  .look = efa_look};
+                                  .look = efa_look,
+                                  .ring = efa_ring};

@@ -151,3 +151,18 @@ void efa_look(lab_cq *cq) {
     cq->armed = true;
     cq->solicited_only = false;
 }
+
+void efa_ring(const lab_qp *qp, enum lab_ring_kind kind, struct lab_ring *ring) {
+    const struct efa_qp *q = qp->model_data;
+    const bool sends = kind == LAB_RING_SENDS;
+    const struct efa_memory *doorbell = sends ? q->sq_doorbell : q->rq_doorbell;
+    if (!doorbell) return;
+    const uint32_t unit = sends ? q->request_bytes : (uint32_t)sizeof(struct efa_receive);
+    *ring = (struct lab_ring){.entries = (sends ? q->requests : q->receives)->base,
+                              .bytes = unit * (sends ? q->sq_entries : q->rq_entries),
+                              .unit = unit,
+                              .posted = rung(doorbell),
+                              .number = qp->number,
+                              .doorbell_bytes = sizeof(uint32_t)};
+    memcpy(ring->doorbell, doorbell->base, sizeof(uint32_t));
+}

@@ -190,5 +190,6 @@ bool efa_fetch_receive(lab_qp *qp, struct lab_receive *receive);
 uint32_t efa_cq_used(lab_cq *cq);
 void efa_complete(lab_cq *cq, const struct lab_done *done);
 void efa_look(lab_cq *cq);
+void efa_ring(const lab_qp *qp, enum lab_ring_kind kind, struct lab_ring *ring);
 
 #endif

@@ -218,4 +218,5 @@ const struct lab_model lab_ionic = {.name = "pollara",
                                     .cq_used = ionic_cq_used,
                                     .complete = ionic_complete,
                                     .tells_rest = true,
+                                    .ring = ionic_ring,
                                     .store = ionic_store};

@@ -277,8 +277,10 @@ void ionic_complete(lab_cq *lab, const struct lab_done *done) {
 /* ---------------------------------------------------------------------------------------------------------- doorbells
  */
 
-static void rung(lab_context *context, struct ionic_queue *q, uint32_t index, uint32_t batch) {
+static void rung(lab_context *context, struct ionic_queue *q, uint64_t value, uint32_t batch) {
+    const uint32_t index = (uint32_t)value & 0xffff;
     if (index <= q->mask) {
+        q->rung = htole64(value);
         if (batch && ((index - q->posted) & q->mask) > batch) q->over = (q->posted + batch) & q->mask;
         q->posted = index;
     } else {
@@ -304,7 +306,7 @@ static void rung_completions(lab_cq *lab, uint64_t value) {
 void ionic_store(lab_context *context, uint32_t page, uint32_t offset, uint64_t value, uint32_t width) {
     (void)page;
     value = le64toh(value);
-    const uint32_t number = (uint32_t)(value >> 24) & 0xffffff, index = (uint32_t)value & 0xffff;
+    const uint32_t number = (uint32_t)(value >> 24) & 0xffffff;
     const uint32_t type = offset / (uint32_t)sizeof value;
     if (offset % sizeof value || width != sizeof value) {
         lab_unsupported("a store of %u bytes at 0x%x of a Pollara's doorbell page", width, offset);
@@ -322,6 +324,18 @@ void ionic_store(lab_context *context, uint32_t page, uint32_t offset, uint64_t 
     } else if (lab && lab->pd->context == context) {
         struct ionic_qp *qp = lab->model_data;
         const bool send = type == IONIC_TYPE_SEND;
-        rung(context, send ? &qp->send : &qp->receive, index, send ? (uint32_t)context->device->knobs.max_batch : 0);
+        rung(context, send ? &qp->send : &qp->receive, value, send ? (uint32_t)context->device->knobs.max_batch : 0);
     }
+}
+
+void ionic_ring(const lab_qp *lab, enum lab_ring_kind kind, struct lab_ring *ring) {
+    const struct ionic_qp *qp = lab->model_data;
+    const struct ionic_queue *q = kind == LAB_RING_SENDS ? &qp->send : &qp->receive;
+    *ring = (struct lab_ring){.entries = q->entries,
+                              .bytes = (q->mask + 1) << q->shift,
+                              .unit = 1u << q->shift,
+                              .posted = q->posted,
+                              .number = lab->number,
+                              .doorbell_bytes = sizeof q->rung};
+    memcpy(ring->doorbell, &q->rung, sizeof q->rung);
 }

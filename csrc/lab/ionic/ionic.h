@@ -110,6 +110,7 @@ struct ionic_queue {
     const uint8_t *entries;
     uint32_t mask, shift;
     uint32_t posted, taken; /* indices in the ring */
+    uint64_t rung;          /* the last store that moved `posted`, as it was */
     uint32_t over;          /* of the entry that its doorbell should not have covered any more; mask + 1: none */
 };
 
@@ -131,6 +132,7 @@ bool ionic_fetch(lab_qp *qp, struct lab_work *work);
 bool ionic_fetch_receive(lab_qp *qp, struct lab_receive *receive);
 uint32_t ionic_cq_used(lab_cq *cq);
 void ionic_complete(lab_cq *cq, const struct lab_done *done);
+void ionic_ring(const lab_qp *qp, enum lab_ring_kind kind, struct lab_ring *ring);
 void ionic_store(lab_context *context, uint32_t page, uint32_t offset, uint64_t value, uint32_t width);
 
 #endif

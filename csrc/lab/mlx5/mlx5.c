@@ -258,4 +258,5 @@ const struct lab_model lab_mlx5 = {.name = "connectx",
                                    .shared_receives = mlx5_shared_receives,
                                    .cq_used = mlx5_cq_used,
                                    .complete = mlx5_complete,
-                                   .look = mlx5_look};
+                                   .look = mlx5_look,
+                                   .ring = mlx5_ring};

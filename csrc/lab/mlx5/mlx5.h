@@ -51,6 +51,7 @@ uint32_t mlx5_shared_receives(lab_srq *srq);
 uint32_t mlx5_cq_used(lab_cq *cq);
 void mlx5_complete(lab_cq *cq, const struct lab_done *done);
 void mlx5_look(lab_cq *cq);
+void mlx5_ring(const lab_qp *qp, enum lab_ring_kind kind, struct lab_ring *ring);
 /* The rest of the ring's life is in another one: the last entry of the old one says so. */
 void mlx5_move(struct mlx5_cq *cq, uint8_t *entries, uint32_t n);
 

@@ -305,3 +305,23 @@ void mlx5_look(lab_cq *lab) {
     const uint32_t last = lab->solicited_only ? cq->solicited : cq->produced;
     if (((last - word) & 0xffffff) - 1 < 0x7fffff) lab_cq_notify(lab, true);
 }
+
+/* -------------------------------------------------------------------------------------------------------------- rings
+ */
+
+void mlx5_ring(const lab_qp *lab, enum lab_ring_kind kind, struct lab_ring *ring) {
+    const struct mlx5_qp *qp = lab->model_data;
+    const struct mlx5_srq *srq = lab->srq ? lab->srq->model_data : NULL;
+    const uint32_t *record = kind == LAB_RING_SENDS ? &qp->doorbell[1] : srq ? srq->doorbell : &qp->doorbell[0];
+    if (kind == LAB_RING_SENDS)
+        *ring = (struct lab_ring){.entries = qp->sends, .bytes = qp->send_blocks * MLX5_BLOCK, .unit = MLX5_BLOCK};
+    else if (srq)
+        *ring = (struct lab_ring){.entries = srq->entries, .bytes = srq->n << srq->shift, .unit = 1u << srq->shift};
+    else
+        *ring = (struct lab_ring){
+            .entries = qp->receives, .bytes = qp->receive_n << qp->receive_shift, .unit = 1u << qp->receive_shift};
+    ring->posted = (uint16_t)mlx5_record(record);
+    ring->number = lab->number;
+    ring->doorbell_bytes = sizeof *record;
+    memcpy(ring->doorbell, record, sizeof *record);
+}
