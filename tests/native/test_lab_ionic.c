@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include "bytes.h"
 #include "ionic/ionic.h"
 #include "lab_plane.h"
 
@@ -35,38 +36,6 @@ static struct {
     uint32_t posted, received, shift;
     bool colour;
 } program;
-
-static void put16(uint8_t *at, uint16_t v) {
-    v = htobe16(v);
-    memcpy(at, &v, 2);
-}
-
-static void put32(uint8_t *at, uint32_t v) {
-    v = htobe32(v);
-    memcpy(at, &v, 4);
-}
-
-static void put64(uint8_t *at, uint64_t v) {
-    v = htobe64(v);
-    memcpy(at, &v, 8);
-}
-
-static void put_index(uint8_t *at, uint64_t v) {
-    v = htole64(v);
-    memcpy(at, &v, 8);
-}
-
-static uint64_t get64(const uint8_t *at) {
-    uint64_t v;
-    memcpy(&v, at, 8);
-    return le64toh(v);
-}
-
-static uint32_t get32(const uint8_t *at) {
-    uint32_t v;
-    memcpy(&v, at, 4);
-    return be32toh(v);
-}
 
 static void ring_doorbell(uint32_t type, uint32_t number, uint64_t low) {
     lab_ionic.store(context, 0, type * 8, htole64((uint64_t)number << 24 | low), 8);
@@ -152,10 +121,10 @@ static uint8_t operation(uint8_t v1, uint8_t v2) {
 static uint8_t *entry(uint8_t op, uint8_t pieces, uint32_t flags) {
     uint8_t *at = memory.sends + ((size_t)program.posted << program.shift);
     memset(at, 0, (size_t)1 << program.shift);
-    put_index(at, program.posted);
+    put_le64(at, program.posted);
     at[8] = op;
     at[9] = pieces;
-    put16(at + 10, (uint16_t)(flags | (program.colour ? IONIC_COLOUR : 0)));
+    put_be16(at + 10, (uint16_t)(flags | (program.colour ? IONIC_COLOUR : 0)));
     return at;
 }
 
@@ -166,9 +135,9 @@ static void post(void) {
 }
 
 static void piece(uint8_t *at, uint64_t address, uint32_t length, uint32_t key) {
-    put64(at, address);
-    put32(at + 8, length);
-    put32(at + 12, key);
+    put_be64(at, address);
+    put_be32(at + 8, length);
+    put_be32(at + 12, key);
 }
 
 static const struct lab_work *fetched(void) {
@@ -199,9 +168,9 @@ static void operations(void) {
     CHECK(!lab_ionic.fetch(qp, &none), "an entry that was not posted");
 
     uint8_t *e = entry(operation(0x04, 0x21), 2, IONIC_SIGNALLED | IONIC_FENCE); /* write of two pieces */
-    put64(e + 16, 0x123456789abcdef0ull);
-    put32(e + 24, 0xaabbccdd);
-    put32(e + 28, 300);
+    put_be64(e + 16, 0x123456789abcdef0ull);
+    put_be32(e + 24, 0xaabbccdd);
+    put_be32(e + 28, 300);
     piece(e + 32, 0x1000, 100, 0x4242);
     piece(e + 48, 0x2000, 200, 0x4343);
     CHECK(!lab_ionic.fetch(qp, &none), "an entry before its doorbell");
@@ -220,7 +189,7 @@ static void operations(void) {
 
     e = entry(operation(0x05, 0x61), 0, IONIC_SOLICITED | IONIC_INLINE); /* write with immediate, inline */
     memcpy(e + 12, "\x01\x02\x03\x04", 4);
-    put32(e + 28, 96);
+    put_be32(e + 28, 96);
     memset(e + 32, 0x5a, 96);
     post();
     w = fetched();
@@ -233,12 +202,12 @@ static void operations(void) {
     CHECK_EQ(w->cookie, IONIC_NUMBERED | 1);
 
     e = entry(operation(0x07, 0x05), 1, IONIC_SIGNALLED); /* fetch-and-add */
-    put64(e + 16, 0x8000);
-    put32(e + 24, 7);
-    put64(e + 28, 0x4100000029ull);
+    put_be64(e + 16, 0x8000);
+    put_be32(e + 24, 7);
+    put_be64(e + 28, 0x4100000029ull);
     if (second) {
-        put32(e + 44, 0x99);
-        put64(e + 48, 0x3000);
+        put_be32(e + 44, 0x99);
+        put_be64(e + 48, 0x3000);
     } else {
         piece(e + 48, 0x3000, 8, 0x99);
     }
@@ -254,7 +223,7 @@ static void operations(void) {
 
     uint8_t *swap = entry(operation(0x06, 0x04), 1, IONIC_SIGNALLED); /* compare-and-swap */
     memcpy(swap + 16, e + 16, 48);
-    put64(swap + 36, 0x1700000011ull);
+    put_be64(swap + 36, 0x1700000011ull);
     post();
     w = fetched();
     CHECK_EQ(w->opcode, LAB_SWAP);
@@ -262,7 +231,7 @@ static void operations(void) {
     CHECK_EQ(w->compare, 0x1700000011ull);
 
     e = entry(operation(0x00, 0x20), 1, 0); /* send, send with immediate, read, a write of nothing */
-    put32(e + 28, 64);
+    put_be32(e + 28, 64);
     piece(e + 32, 0x4000, 64, 5);
     post();
     CHECK_EQ(fetched()->opcode, LAB_SEND);
@@ -274,7 +243,7 @@ static void operations(void) {
     CHECK_EQ(w->sges, 0);
     CHECK(!memcmp(&w->immediate, "abcd", 4), "the immediate");
     e = entry(operation(0x03, 0x02), 1, 0);
-    put32(e + 28, 64);
+    put_be32(e + 28, 64);
     piece(e + 32, 0x4000, 64, 5);
     post();
     CHECK_EQ(fetched()->opcode, LAB_READ);
@@ -294,7 +263,7 @@ static void batches(void) {
     for (uint32_t lap = 0; lap < 100; lap++) {
         const uint32_t n = lap == 50 ? 5 : 1 + lap % 3;
         for (uint32_t i = 0; i < n; i++) {
-            put32(entry(operation(0x00, 0x20), 0, IONIC_SIGNALLED) + 28, 0);
+            put_be32(entry(operation(0x00, 0x20), 0, IONIC_SIGNALLED) + 28, 0);
             program.posted = (program.posted + 1) % RING;
             if (!program.posted) program.colour = !program.colour;
         }
@@ -308,10 +277,10 @@ static void batches(void) {
 static void datagrams(void) {
     open_queue(LAB_UD, 6);
     uint8_t *e = entry(operation(0x02, 0x60), 1, 0);
-    put32(e + 16, 17);         /* address handle */
-    put32(e + 20, 0x0c0012);   /* queue pair */
-    put32(e + 24, 0x11111111); /* queue key */
-    put32(e + 28, 10);
+    put_be32(e + 16, 17);         /* address handle */
+    put_be32(e + 20, 0x0c0012);   /* queue pair */
+    put_be32(e + 24, 0x11111111); /* queue key */
+    put_be32(e + 28, 10);
     piece(e + 32, 0x5000, 10, 3);
     post();
     const struct lab_work *w = fetched();
@@ -341,11 +310,11 @@ static void lists(void) {
             uint8_t *list = e + 32 + (spec ? 32 : 0), *receive = memory.receives;
             for (uint32_t i = 0; i < n; i++) {
                 piece(list + 16 * i, 0x1000 * i, 100 + i, 7 + i);
-                if (spec && n > 8) put16(e + 32 + 2 * i, (uint16_t)(100 + i));
-                if (spec && n <= 8) put32(e + 32 + 4 * i, 100 + i);
+                if (spec && n > 8) put_be16(e + 32 + 2 * i, (uint16_t)(100 + i));
+                if (spec && n <= 8) put_be32(e + 32 + 4 * i, 100 + i);
                 sum += 100 + i;
             }
-            put32(e + 28, sum);
+            put_be32(e + 28, sum);
             post();
             const struct lab_work *w = fetched();
             CHECK(w->opcode == LAB_WRITE, "%u pieces, spec %u", n, with_spec);
@@ -363,8 +332,8 @@ static void lists(void) {
             }
 
             memcpy(receive, e, (size_t)1 << shift); /* receives are the same, but for the sum */
-            put_index(receive, 41);
-            put32(receive + 28, 0);
+            put_le64(receive, 41);
+            put_be32(receive + 28, 0);
             ring_doorbell(IONIC_TYPE_RECEIVE, qp->number, 1);
             struct lab_receive r;
             CHECK(lab_ionic.fetch_receive(qp, &r), "no receive");
@@ -383,8 +352,8 @@ static void wraps(test_rng *rng) {
         const uint64_t some = 1 + test_below(rng, RING - 1); /* a ring has room for one less than it has places */
         for (uint64_t k = i; k < i + some; k++) {
             uint8_t *e = entry(operation(0x04, 0x21), 0, IONIC_INLINE);
-            put64(e + 16, k);
-            put32(e + 28, 1 + (uint32_t)k % 224);
+            put_be64(e + 16, k);
+            put_be32(e + 28, 1 + (uint32_t)k % 224);
             memset(e + 32, (int)(k & 0xff), 1 + k % 224);
             program.posted = (program.posted + 1) % RING;
             if (!program.posted) program.colour = !program.colour;
@@ -433,7 +402,7 @@ static void nonsense(test_rng *rng) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         open_queue(LAB_RC, 6);
         uint8_t *e = entry(operation(bad[i].v1, bad[i].v2), bad[i].pieces, bad[i].flags);
-        if (bad[i].at) put32(e + bad[i].at, bad[i].word);
+        if (bad[i].at) put_be32(e + bad[i].at, bad[i].word);
         post();
         const bool there = lab_ionic.fetch(qp, w);
         if (!there || w->opcode != LAB_BAD) speak(said);
@@ -449,7 +418,7 @@ static void nonsense(test_rng *rng) {
             const bool wrong = i == RING + 4;
             if (wrong && way == 0) e[0] ^= 1;
             if (wrong && way == 1) e[11] ^= IONIC_COLOUR;
-            if (wrong && way == 2) memset(e, 0, 64), put_index(e, 9);
+            if (wrong && way == 2) memset(e, 0, 64), put_le64(e, 9);
             post();
             CHECK(lab_ionic.fetch(qp, w), "entry %u", i);
             CHECK_EQ(w->opcode, wrong ? LAB_BAD : LAB_WRITE);
@@ -487,7 +456,7 @@ static void receives(void) {
     for (uint32_t i = 0; i < 10 * RING; i++) {
         uint8_t *at = memory.receives + i % RING * 64;
         memset(at, 0, 64);
-        put_index(at, i * 7 % RING);
+        put_le64(at, i * 7 % RING);
         at[9] = (uint8_t)(1 + i % 2);
         piece(at + 32, 0x1000, 10 + i, 5);
         piece(at + 48, i, 7, 6);
@@ -556,7 +525,7 @@ static struct lab_done done_of(bool receive, vnic_status status) {
 /* The next entry as the library takes it; NULL: it is of the lap before. */
 static const uint8_t *next_entry(uint32_t at) {
     const uint8_t *e = memory.completions + at % ENTRIES * 32;
-    return (get32(e + 28) & 1) == !(at / ENTRIES & 1) ? e : NULL;
+    return (be32_at(e + 28) & 1) == !(at / ENTRIES & 1) ? e : NULL;
 }
 
 static void consume(uint32_t at) {
@@ -577,11 +546,11 @@ static void received_laps(void) {
         lab_ionic.complete(cq, &d);
         const uint8_t *e = next_entry(i);
         CHECK(e, "entry %u is not there", i);
-        CHECK_EQ(get64(e), i % RING);
-        CHECK_EQ(get32(e + 8), (i % 3 ? i % 3 + 1 : 0) << 24 | 0x123456);
+        CHECK_EQ(le64_at(e), i % RING);
+        CHECK_EQ(be32_at(e + 8), (i % 3 ? i % 3 + 1 : 0) << 24 | 0x123456);
         CHECK(!memcmp(e + 20, &d.immediate, 4), "the immediate");
-        CHECK_EQ(get32(e + 24), 500);
-        CHECK_EQ(get32(e + 28) & ~1u, qp->number << 8 | 1 << 5);
+        CHECK_EQ(be32_at(e + 24), 500);
+        CHECK_EQ(be32_at(e + 28) & ~1u, qp->number << 8 | 1 << 5);
         if (i % 64 == 63) consume(i + 1);
     }
     /* The ring has 127 places in use at most, of which two are kept for one that fails, and 20 were asked for. */
@@ -620,10 +589,10 @@ static void messages(test_rng *rng) {
         if (!e) continue;
         at++;
         consume(at);
-        CHECK_EQ(get32(e + 28) & ~1u, qp->number << 8 | 2 << 5);
-        CHECK_EQ(get32(e + 24), 0);
-        const uint32_t more = (get32(e + 4) - known) & (RING - 1);
-        CHECK_EQ(get32(e + 4), done);
+        CHECK_EQ(be32_at(e + 28) & ~1u, qp->number << 8 | 2 << 5);
+        CHECK_EQ(be32_at(e + 24), 0);
+        const uint32_t more = (be32_at(e + 4) - known) & (RING - 1);
+        CHECK_EQ(be32_at(e + 4), done);
         CHECK(more && more <= done - known, "a message's number that was known");
         known = done;
     }
@@ -652,31 +621,31 @@ static void errors(void) {
             uint32_t at = 0;
             if (rows[i].here && before) { /* the library looks at them in order */
                 const uint8_t *e = next_entry(at++);
-                CHECK(e && get32(e + 4) == before, "those before it");
-                CHECK_EQ(get32(e + 28) & 0xff, 2 << 5 | 1);
+                CHECK(e && be32_at(e + 4) == before, "those before it");
+                CHECK_EQ(be32_at(e + 28) & 0xff, 2 << 5 | 1);
             }
             const uint8_t *e = next_entry(at++);
             CHECK(e, "no entry");
-            CHECK_EQ(get32(e + 24), rows[i].code);
-            CHECK_EQ(get32(e + 28) & 0xff, (rows[i].here ? 3 : 2) << 5 | 2 | 1);
+            CHECK_EQ(be32_at(e + 24), rows[i].code);
+            CHECK_EQ(be32_at(e + 28) & 0xff, (rows[i].here ? 3 : 2) << 5 | 2 | 1);
             if (rows[i].here)
-                CHECK_EQ(get64(e + 16), 9);
+                CHECK_EQ(le64_at(e + 16), 9);
             else
-                CHECK_EQ(get32(e + 4), before + 1);
+                CHECK_EQ(be32_at(e + 4), before + 1);
             struct lab_done r = done_of(true, rows[i].status), rest = {.qp = qp, .rest = true, .status = VNIC_FLUSHED};
             r.cookie = 5;
             lab_ionic.complete(cq, &r);
             e = next_entry(at++);
-            CHECK(e && get64(e) == 5, "the receive");
-            CHECK_EQ(get32(e + 24), rows[i].code);
-            CHECK_EQ(get32(e + 28) & 0xff, 1 << 5 | 2 | 1);
+            CHECK(e && le64_at(e) == 5, "the receive");
+            CHECK_EQ(be32_at(e + 24), rows[i].code);
+            CHECK_EQ(be32_at(e + 28) & 0xff, 1 << 5 | 2 | 1);
             /* What the library flushes: one for each queue. */
             for (uint32_t receive = 0; receive < 2; receive++) {
                 rest.receive = receive;
                 lab_ionic.complete(cq, &rest);
                 e = next_entry(at++);
-                CHECK(e && get32(e + 24) == 4, "the rest");
-                CHECK_EQ(get32(e + 28), qp->number << 8 | (receive ? 1u : 3u) << 5 | 2 | 1);
+                CHECK(e && be32_at(e + 24) == 4, "the rest");
+                CHECK_EQ(be32_at(e + 28), qp->number << 8 | (receive ? 1u : 3u) << 5 | 2 | 1);
             }
             CHECK(!next_entry(at), "one entry more");
             close_queue();
@@ -688,8 +657,8 @@ static void errors(void) {
     d.cookie = 33;
     lab_ionic.complete(cq, &d);
     const uint8_t *e = next_entry(0);
-    CHECK(e && get64(e + 16) == 33, "a datagram");
-    CHECK_EQ(get32(e + 28) & 0xff, 3 << 5 | 1);
+    CHECK(e && le64_at(e + 16) == 33, "a datagram");
+    CHECK_EQ(be32_at(e + 28) & 0xff, 3 << 5 | 1);
     close_queue();
     close_completions();
 }

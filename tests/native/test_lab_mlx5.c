@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <rdma/mlx5-abi.h>
 
+#include "bytes.h"
 #include "lab_plane.h"
 #include "mlx5/mlx5.h"
 
@@ -38,22 +39,6 @@ static lab_cq cq;
 static lab_srq srq;
 static uint16_t posted;
 
-static void put32(uint8_t *at, uint32_t v) {
-    v = htobe32(v);
-    memcpy(at, &v, 4);
-}
-
-static void put64(uint8_t *at, uint64_t v) {
-    v = htobe64(v);
-    memcpy(at, &v, 8);
-}
-
-static uint32_t get32(const uint8_t *at) {
-    uint32_t v;
-    memcpy(&v, at, 4);
-    return be32toh(v);
-}
-
 static void open_queue(enum lab_qp_type type) {
     const struct mlx5_ib_create_qp request = {.buf_addr = (uintptr_t)queue.receives,
                                               .db_addr = (uintptr_t)queue.doorbell,
@@ -75,8 +60,8 @@ static void open_queue(enum lab_qp_type type) {
 
 /* An entry of n segments is copied into the ring where the next one belongs, and announced. */
 static void post(uint8_t *entry, uint32_t segments) {
-    put32(entry, (get32(entry) & 0xff0000ff) | (uint32_t)posted << 8);
-    put32(entry + 4, qp.number << 8 | segments);
+    put_be32(entry, (be32_at(entry) & 0xff0000ff) | (uint32_t)posted << 8);
+    put_be32(entry + 4, qp.number << 8 | segments);
     for (uint32_t i = 0; i < segments; i++)
         memcpy(queue.sends + (posted * 64u + i * 16) % sizeof queue.sends, entry + i * 16, 16);
     posted = (uint16_t)(posted + (segments + 3) / 4);
@@ -84,9 +69,9 @@ static void post(uint8_t *entry, uint32_t segments) {
 }
 
 static void segment(uint8_t *at, uint32_t length, uint32_t key, uint64_t address) {
-    put32(at, length);
-    put32(at + 4, key);
-    put64(at + 8, address);
+    put_be32(at, length);
+    put_be32(at + 4, key);
+    put_be64(at + 8, address);
 }
 
 static struct lab_work fetched(void) {
@@ -108,8 +93,8 @@ static void operations(void) {
     memset(e, 0, sizeof e); /* write, two pieces, signalled and fenced */
     e[3] = 0x08;
     e[11] = 8 | 4 << 5;
-    put64(e + 16, 0x123456789abcdef0ull);
-    put32(e + 24, 0xaabbccdd);
+    put_be64(e + 16, 0x123456789abcdef0ull);
+    put_be32(e + 24, 0xaabbccdd);
     segment(e + 32, 100, 0x4242, 0x1000);
     segment(e + 48, 200, 0x4343, 0x2000);
     post(e, 4);
@@ -128,7 +113,7 @@ static void operations(void) {
     e[3] = 0x09;
     e[11] = 2;
     memcpy(e + 12, "\x01\x02\x03\x04", 4);
-    put32(e + 32, 0x80000000u | 21);
+    put_be32(e + 32, 0x80000000u | 21);
     memcpy(e + 36, "twenty-one bytes here", 21);
     post(e, 4); /* 4 + 21 bytes are two segments */
     w = fetched();
@@ -142,9 +127,9 @@ static void operations(void) {
     memset(e, 0, sizeof e); /* fetch-and-add; "initiator small" is no fence */
     e[3] = 0x12;
     e[11] = 8 | 1 << 5;
-    put64(e + 16, 0x8000);
-    put32(e + 24, 7);
-    put64(e + 32, 41);
+    put_be64(e + 16, 0x8000);
+    put_be32(e + 24, 7);
+    put_be64(e + 32, 41);
     segment(e + 48, 8, 0x99, 0x3000);
     post(e, 4);
     w = fetched();
@@ -154,7 +139,7 @@ static void operations(void) {
     CHECK_EQ(w.sge[0].lkey, 0x99);
 
     e[3] = 0x11; /* compare-and-swap */
-    put64(e + 40, 17);
+    put_be64(e + 40, 17);
     post(e, 4);
     w = fetched();
     CHECK_EQ(w.opcode, LAB_SWAP);
@@ -183,8 +168,8 @@ static void datagrams(void) {
     uint8_t e[64 * 2] = {0};
     open_queue(LAB_UD);
     e[3] = 0x0b;
-    put32(e + 16, 0x11111111);             /* queue key */
-    put32(e + 24, 0x80000000u | 0x0c0012); /* queue pair, and the bit of extended addresses */
+    put_be32(e + 16, 0x11111111);             /* queue key */
+    put_be32(e + 24, 0x80000000u | 0x0c0012); /* queue pair, and the bit of extended addresses */
     segment(e + 64, 10, 3, 0x5000);
     post(e, 5);
     const struct lab_work w = fetched();
@@ -206,8 +191,8 @@ static void wraps(test_rng *rng) {
         memset(e, 0, sizeof e);
         e[3] = 0x08;
         e[11] = 8;
-        put64(e + 16, i);
-        put32(e + 32, 0x80000000u | bytes);
+        put_be64(e + 16, i);
+        put_be32(e + 32, 0x80000000u | bytes);
         for (uint32_t k = 0; k < bytes; k++) e[36 + k] = (uint8_t)(i + k);
         const uint16_t index = posted;
         post(e, segments);
@@ -243,7 +228,7 @@ static void nonsense(test_rng *rng) {
         open_queue(LAB_RC);
         memset(e, 0, sizeof e);
         e[3] = bad[i].opcode;
-        if (bad[i].at) put32(e + bad[i].at, bad[i].word);
+        if (bad[i].at) put_be32(e + bad[i].at, bad[i].word);
         post(e, bad[i].segments);
         CHECK(lab_mlx5.fetch(&qp, w), "nothing was fetched");
         CHECK(w->opcode == LAB_BAD, "row %zu is taken for an operation", i);
@@ -380,10 +365,10 @@ static void laps(uint32_t size) {
         const uint8_t *e = next_entry(completions.entries, ENTRIES, size, i);
         CHECK(e, "entry %u is not there", i);
         CHECK_EQ(e[63] >> 4, i % 3 ? 0 : i % 2 ? 1 : 2);
-        CHECK_EQ(get32(e + 44), 500);
-        CHECK_EQ(get32(e + 56), (i % 3 ? 0x08000000u : 0) | qp.number);
+        CHECK_EQ(be32_at(e + 44), 500);
+        CHECK_EQ(be32_at(e + 56), (i % 3 ? 0x08000000u : 0) | qp.number);
         CHECK_EQ(e[60] << 8 | e[61], i & 0xffff);
-        CHECK_EQ(get32(e + 32), 0x77);
+        CHECK_EQ(be32_at(e + 32), 0x77);
         CHECK(!memcmp(e + 36, "\x01\x02\x03\x04", 4), "the immediate");
         CHECK_EQ(lab_mlx5.cq_used(&cq), 1);
         completions.doorbell[0] = htobe32((i + 1) & 0xffffff);

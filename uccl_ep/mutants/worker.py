@@ -83,17 +83,24 @@ def faulty(vendor: str) -> Path:
 
 
 def _options(job: Job, seed: int) -> runner.Options:
+    return replace(
+        _ground(job, seed),
+        level="full",
+        seed=seed,
+        clauses=(job.clause,) if job.clause else (),
+        time_scale=job.time_scale,
+    )
+
+
+def _ground(job: Job, seed: int) -> runner.Options:
+    """Where it runs."""
     if job.vendor:
         return replace(
             lab_options(job),
             library=faulty(job.vendor) if job.capabilities is not None else None,
             devices=[nic.name for nic in nics.describe(os.environ["UCCL_EP_LAB"])],
             backend_options=job.nic,
-            level="full",
-            seed=seed,
-            clauses=(job.clause,) if job.clause else (),
             variants=False,
-            time_scale=job.time_scale,
         )
     if job.profile:
         return runner.Options(
@@ -102,11 +109,7 @@ def _options(job: Job, seed: int) -> runner.Options:
             backend_options=job.nic,
             strategy=job.asked,
             heap=job.heap,
-            level="full",
-            seed=seed,
-            clauses=(job.clause,) if job.clause else (),
             variants=False,
-            time_scale=job.time_scale,
         )
     return runner.Options(
         library=library_dir() / "libuccl_ep_backend_mutant.so",
@@ -116,10 +119,6 @@ def _options(job: Job, seed: int) -> runner.Options:
         variants=not job.kernels,
         backend_options=",".join(filter(None, (job.nic, f"seed={seed}"))),
         strategy=job.asked,
-        level="full",
-        seed=seed,
-        clauses=(job.clause,) if job.clause else (),
-        time_scale=job.time_scale,
     )
 
 

@@ -9,44 +9,8 @@
  * before it: those that nobody wants to hear of need no entry. What takes no number (datagrams; what goes wrong before
  * anything is sent) is completed by its index in the ring.
  */
-#include <endian.h>
-#include <string.h>
-
+#include "../bytes.h"
 #include "ionic.h"
-
-static uint16_t be16_at(const uint8_t *at) {
-    uint16_t v;
-    memcpy(&v, at, sizeof v);
-    return be16toh(v);
-}
-
-static uint32_t be32_at(const uint8_t *at) {
-    uint32_t v;
-    memcpy(&v, at, sizeof v);
-    return be32toh(v);
-}
-
-static uint64_t be64_at(const uint8_t *at) {
-    uint64_t v;
-    memcpy(&v, at, sizeof v);
-    return be64toh(v);
-}
-
-static uint64_t le64_at(const uint8_t *at) {
-    uint64_t v;
-    memcpy(&v, at, sizeof v);
-    return le64toh(v);
-}
-
-static void put_be32(uint8_t *at, uint32_t v) {
-    v = htobe32(v);
-    memcpy(at, &v, sizeof v);
-}
-
-static void put_le64(uint8_t *at, uint64_t v) {
-    v = htole64(v);
-    memcpy(at, &v, sizeof v);
-}
 
 /* ------------------------------------------------------------------------------------------------------------- sends
  */

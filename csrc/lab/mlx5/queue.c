@@ -5,6 +5,7 @@
  * Doorbells are records in host memory: what the program writes to the doorbell page besides is not needed and not
  * looked at. An entry that the NIC does not understand is LAB_BAD, and the reason is said once.
  */
+#include "../bytes.h"
 #include "mlx5.h"
 
 enum {
@@ -30,28 +31,6 @@ enum {
     CQE_RESPONSE_ERROR = 14
 };
 #define INLINE 0x80000000u
-
-static uint32_t be32_at(const uint8_t *at) {
-    uint32_t v;
-    memcpy(&v, at, sizeof v);
-    return be32toh(v);
-}
-
-static uint64_t be64_at(const uint8_t *at) {
-    uint64_t v;
-    memcpy(&v, at, sizeof v);
-    return be64toh(v);
-}
-
-static void put_be32(uint8_t *at, uint32_t v) {
-    v = htobe32(v);
-    memcpy(at, &v, sizeof v);
-}
-
-static void put_be16(uint8_t *at, uint16_t v) {
-    v = htobe16(v);
-    memcpy(at, &v, sizeof v);
-}
 
 /* ------------------------------------------------------------------------------------------------------------- sends
  */
